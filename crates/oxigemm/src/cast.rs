@@ -35,9 +35,9 @@ pub struct Quantized {
     pub rows: usize,
     /// The number of columns.
     pub k: usize,
-    /// How many rows share a scale: 1, 128 or all.
+    /// How many rows share a scale: 1, 32, 128 or all.
     pub rows_per_scale: usize,
-    /// How many columns share a scale: 128 or all.
+    /// How many columns share a scale: 32, 128 or all.
     pub k_per_scale: usize,
 }
 
@@ -110,6 +110,31 @@ pub fn cast_to_fp8<T: Element>(
     granularity: Granularity,
     format: ScaleFormat,
 ) -> Result<Quantized> {
+    cast_blocks_to_fp8(values, rows, k, dtype, granularity.block(rows, k), format)
+}
+
+/// The same where blocks of so many rows and columns share a scale: `[32, 32]` have the weights of some MXFP8
+/// checkpoints.
+///
+/// # Errors
+/// As for [`cast_to_fp8`], and if a block is empty.
+///
+/// ```
+/// use oxigemm::DType;
+/// use oxigemm::cast::{ScaleFormat, cast_blocks_to_fp8};
+///
+/// let x = cast_blocks_to_fp8(&[1.0f32; 40 * 96], 40, 96, DType::E4m3, [32, 32], ScaleFormat::F32)?;
+/// assert_eq!(x.scale_dims(), [2, 3]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn cast_blocks_to_fp8<T: Element>(
+    values: &[T],
+    rows: usize,
+    k: usize,
+    dtype: DType,
+    [rows_per_scale, k_per_scale]: [usize; 2],
+    format: ScaleFormat,
+) -> Result<Quantized> {
     if rows.checked_mul(k) != Some(values.len()) {
         return Err(Error::Shape {
             argument: "values",
@@ -118,7 +143,13 @@ pub fn cast_to_fp8<T: Element>(
         });
     }
     fp8_codes("dtype", dtype)?;
-    let [rows_per_scale, k_per_scale] = granularity.block(rows, k);
+    if rows_per_scale == 0 || k_per_scale == 0 {
+        return Err(Error::Shape {
+            argument: "block",
+            expected: "1 or more rows and columns that share a scale".to_owned(),
+            found: format!("{:?}", [rows_per_scale, k_per_scale]),
+        });
+    }
     let blocks = Blocks { rows: rows_per_scale, columns: k_per_scale, code: dtype, format };
     let (codes, scales) = blocks.cast(values, rows, k);
     Ok(Quantized { dtype, codes, scales, rows, k, rows_per_scale, k_per_scale })
@@ -257,6 +288,18 @@ impl Quantized {
     /// # Errors
     /// If the tensors are not matrices of FP8 and f32, or if the scales do not fit the matrix.
     pub fn from_tensors(codes: &Tensor, scales: &Tensor, rows_per_scale: usize) -> Result<Quantized> {
+        Quantized::from_tensors_in_blocks(codes, scales, [rows_per_scale, K_BLOCK])
+    }
+
+    /// The same where blocks of so many rows and columns share a scale.
+    ///
+    /// # Errors
+    /// As for [`from_tensors`](Self::from_tensors).
+    pub fn from_tensors_in_blocks(
+        codes: &Tensor,
+        scales: &Tensor,
+        [rows_per_scale, k_per_scale]: [usize; 2],
+    ) -> Result<Quantized> {
         let &[rows, k] = codes.dims() else {
             return Err(Error::Rank {
                 argument: "codes",
@@ -266,7 +309,7 @@ impl Quantized {
         };
         let dtype = codes.dtype();
         fp8_codes("codes", dtype)?;
-        let whole = [rows.div_ceil(rows_per_scale), k.div_ceil(K_BLOCK)];
+        let whole = [rows.div_ceil(rows_per_scale), k.div_ceil(k_per_scale)];
         let found = match *scales.dims() {
             [1] => Some([1, 1]),
             [rows, blocks] => Some([rows, blocks]),
@@ -288,7 +331,7 @@ impl Quantized {
             rows,
             k,
             rows_per_scale: if found[0] == whole[0] { rows_per_scale } else { rows.max(1) },
-            k_per_scale: if found[1] == whole[1] { K_BLOCK } else { k.max(1) },
+            k_per_scale: if found[1] == whole[1] { k_per_scale } else { k.max(1) },
         })
     }
 
@@ -318,8 +361,9 @@ impl Quantized {
             k: self.k,
             pitch: self.k,
             scales: &self.scales,
-            scale_strides: [columns, usize::from(self.k_per_scale == K_BLOCK)],
+            scale_strides: [columns, 1],
             rows_per_scale: self.rows_per_scale,
+            k_per_scale: self.k_per_scale,
         }
     }
 
@@ -354,12 +398,14 @@ pub struct Fp8Matrix<'a> {
     pub k: usize,
     /// From one row to the next.
     pub pitch: usize,
-    /// The scales, one per `rows_per_scale` rows and 128 of K.
+    /// The scales, one per `rows_per_scale` rows and `k_per_scale` of K.
     pub scales: &'a [f32],
-    /// From one group of rows to the next, and from one 128 of K to the next, in elements; 0 where they share.
+    /// From one group of rows to the next, and from one block of K to the next, in elements; 0 where they share.
     pub scale_strides: [usize; 2],
     /// How many rows share a scale.
     pub rows_per_scale: usize,
+    /// How many of K share a scale.
+    pub k_per_scale: usize,
 }
 
 #[cfg(test)]

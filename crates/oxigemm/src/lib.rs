@@ -85,7 +85,7 @@ pub use moe::{
 };
 pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::Activation;
-pub use oxigemm_kernels::gemm::params::ScalesOfB;
+pub use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 pub use oxigemm_threads::set_interrupt_hook;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,

@@ -176,9 +176,10 @@ b[1]     [N/128, K/128]                 float32 or UE8M0       any strides
 c, d     [M, N]                         bfloat16 or float32    row-major, any pitch
 ======== ============================== ====================== ==========================================
 
-Scales of B are 128x128, or 1x128 where they have N rows instead of N/128. ``recipe`` (or ``recipe_a`` and
-``recipe_b``) says so too, ``(1, 128, 128)`` or ``(1, 1, 128)``, and is compared with the shapes. A dimension of 1
-broadcasts the scale. ``c`` may be ``d`` itself.
+Scales of B are 128x128, or 1x128 where they have N rows instead of N/128. With 32 in place of 128, scales are 1x32
+(MXFP8) and 32x32, of e4m3. ``recipe`` (or ``recipe_a`` and ``recipe_b``) says so too, ``(1, 128, 128)``,
+``(1, 1, 128)``, ``(1, 32, 32)`` or ``(1, 1, 32)``, and is compared with the shapes. A dimension of 1 broadcasts the
+scale. ``c`` may be ``d`` itself.
 
 Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or uint8, or int32 with four of a row in
 each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on

@@ -163,7 +163,11 @@ impl Operands {
             }
             _ => {
                 let recipe = Recipe::new(py, recipes)?;
-                recipe.expect_1d2d(py)?;
+                if is_fused {
+                    recipe.expect_1d2d(py)?
+                } else {
+                    recipe.expect_m_grouped(py)?
+                };
                 (recipe, [false, kind.layout.b_begins_with_k()])
             }
         };

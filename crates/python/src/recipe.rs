@@ -29,8 +29,8 @@ impl Recipe {
                 return Err(argument_error(py, "recipe", "contradicts others", expected, found));
             }
         };
-        if given[0] != [1, 128] || !matches!(given[1], [1 | 128, 128]) {
-            let expected = "(1, 128, 128) or (1, 1, 128)";
+        if !matches!(given, [[1, 128], [1 | 128, 128]] | [[1, 32], [1 | 32, 32]]) {
+            let expected = "(1, 128, 128), (1, 1, 128), (1, 32, 32) or (1, 1, 32)";
             let found = format!("A {:?}, B {:?}", given[0], given[1]);
             return Err(argument_error(py, "recipe", NO_KERNELS, expected, &found));
         }
@@ -50,10 +50,20 @@ impl Recipe {
 
     /// Accepts 1D2D scales only: 1x128 for A, 128x128 for B.
     pub fn expect_1d2d(&self, py: Python<'_>) -> PyResult<()> {
+        self.expect(py, "(1, 128, 128)", |b| b == [128, 128])
+    }
+
+    /// Accepts scales of m-grouped GEMMs: 1D2D, or scales of 32.
+    pub fn expect_m_grouped(&self, py: Python<'_>) -> PyResult<()> {
+        self.expect(py, "(1, 128, 128), (1, 32, 32) or (1, 1, 32)", |b| b != [1, 128])
+    }
+
+    /// Accepts recipes whose scales of B are such.
+    fn expect(&self, py: Python<'_>, expected: &str, accepts: impl Fn([i64; 2]) -> bool) -> PyResult<()> {
         match self.given {
-            Some([_, [1, _]]) => {
+            Some([[m, _], [n, k]]) if !accepts([n, k]) => {
                 let problem = "is one that this function has no kernels for";
-                Err(argument_error(py, "recipe", problem, "(1, 128, 128)", "(1, 1, 128)"))
+                Err(argument_error(py, "recipe", problem, expected, &format!("{:?}", (m, n, k))))
             }
             _ => Ok(()),
         }

@@ -28,13 +28,21 @@ def per_block(*shape, seed=0, dtype=E4M3):
     return normals(*shape, seed=seed).astype(dtype), scales(*groups, -(-n // 128), -(-k // 128), seed=seed)
 
 
-def dequantized(pair):
+def per_32(*shape, rows=1, seed=0):
+    """Codes with 1x32 scales, or with 32x32 scales: over many exponents, of any bits."""
+    *groups, n, k = shape
+    factors = scales(*groups, -(-n // rows), -(-k // 32), seed=seed)
+    exponents = np.random.default_rng([seed, 2]).integers(-20, 20, factors.shape)
+    return normals(*shape, seed=seed).astype(E4M3), np.ldexp(factors, exponents).astype(np.float32)
+
+
+def dequantized(pair, block=128):
     """The numbers that codes and scales mean."""
     codes, factors = pair
     x = codes.astype(np.float64)
     for axis in (-2, -1):
         if factors.shape[axis] != x.shape[axis]:
-            factors = np.repeat(factors, 128, axis).take(np.arange(x.shape[axis]), axis)
+            factors = np.repeat(factors, block, axis).take(np.arange(x.shape[axis]), axis)
     return x * factors
 
 

@@ -6,7 +6,7 @@ import pytest
 import oxigemm
 from oxigemm import deep_gemm
 
-from arrays import BF16, E4M3, E5M2, calc_diff, dequantized, normals, per_block, per_token, scales
+from arrays import BF16, E4M3, E5M2, calc_diff, dequantized, normals, per_32, per_block, per_token, scales
 
 SHAPES = [(1, 128, 128), (5, 256, 384), (70, 136, 272)]
 
@@ -47,6 +47,22 @@ def test_fp8_addend_and_row_scales(device, same, recipe):
     d = old.copy() if same else np.empty_like(old)
     deep_gemm.fp8_gemm_nt(a, b, d, c=d if same else old, recipe=recipe)
     assert calc_diff(d, old + dequantized(a) @ dequantized(b).T) < 1e-4
+
+
+@pytest.mark.parametrize("rows, recipe", [(1, (1, 1, 32)), (32, (1, 32, 32))])
+@pytest.mark.parametrize("m, n, k", [(1, 128, 128), (70, 136, 272), (5, 33, 48)])
+def test_fp8_scales_of_32(device, rows, recipe, m, n, k):
+    a, b = per_32(m, k), per_32(n, k, rows=rows, seed=1)
+    exact = dequantized(a, 32) @ dequantized(b, 32).T
+    old = normals(m, n, seed=2)
+    recipes = [{}, {"recipe": recipe}, {"recipe_a": (1, 32), "recipe_b": (rows, 32)}]
+    for layout, given in zip([np.ascontiguousarray, np.asfortranarray, np.ascontiguousarray], recipes):
+        d = np.empty((m, n), np.float32)
+        deep_gemm.fp8_gemm_nt((a[0], layout(a[1])), (b[0], layout(b[1])), d, c=old, **given)
+        assert calc_diff(d, old + exact) < 1e-4
+    d = np.empty((m, n), BF16)
+    deep_gemm.fp8_gemm_nt(a, b, d, recipe=recipe)
+    assert calc_diff(d, exact) < 1e-4
 
 
 def test_fp8_e5m2(device):
@@ -140,7 +156,10 @@ WRONG = [
     ({"c": np.empty((8, 128), np.float32)}, "c", TypeError, "found f32"),
     ({"c": np.empty((8, 64), BF16)}, "c", ValueError, "found [8, 64]"),
     ({"recipe": (1, 1, 128)}, "sfb", ValueError, "[128, 2] by `recipe`"),
-    ({"recipe": (1, 128, 32)}, "recipe", ValueError, "(1, 128, 128) or (1, 1, 128)"),
+    ({"recipe": (1, 128, 32)}, "recipe", ValueError, "(1, 128, 128), (1, 1, 128), (1, 32, 32) or (1, 1, 32)"),
+    ({"recipe": (1, 1, 32)}, "sfa", ValueError, "[8, 8] by `recipe`"),
+    ({"recipe_a": (1, 32), "recipe_b": (128, 128)}, "recipe", ValueError, "A [1, 32], B [128, 128]"),
+    ({"a": (per_token(8, 256)[0], scales(8, 8))}, "sfb", ValueError, "32 of K"),
     ({"recipe": (1, 128, 128), "recipe_a": (1, 128)}, "recipe", ValueError, "either"),
     ({"recipe_a": (1, 128)}, "recipe", ValueError, "both"),
 ]

@@ -5,7 +5,7 @@ import pytest
 
 from oxigemm import deep_gemm
 
-from arrays import BF16, calc_diff, dequantized, normals, per_block, per_token, scales
+from arrays import BF16, calc_diff, dequantized, normals, per_32, per_block, per_token, scales
 
 ALIGNMENT = 128
 COUNTS = [3, 0, 130]
@@ -43,6 +43,33 @@ def test_fp8_contiguous(device, psum, layout):
     exact = expected_of(dequantized(a), dequantized(b), ids)
     assert calc_diff(d[ids >= 0], exact[ids >= 0]) < 1e-4
     assert (d[ids < 0] == (7.0 if psum else 0.0)).all(), "rows of no group"
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("psum", [False, True])
+def test_fp8_contiguous_with_scales_of_32(device, rows, psum):
+    n, k = 128, 160
+    ids, ends = contiguous_rows(COUNTS)
+    a, b = per_32(len(ids), k), per_32(len(COUNTS), n, k, rows=rows, seed=1)
+    d = np.full((len(ids), n), 7.0, np.float32)
+    given = {"recipe_a": (1, 32), "recipe_b": (rows, 32), "use_psum_layout": psum}
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ends if psum else ids, **given)
+    exact = expected_of(dequantized(a, 32), dequantized(b, 32), ids)
+    assert calc_diff(d[ids >= 0], exact[ids >= 0]) < 1e-4
+    assert (d[ids < 0] == (7.0 if psum else 0.0)).all(), "rows of no group"
+
+
+@pytest.mark.parametrize("rows, recipe", [(1, (1, 1, 32)), (32, (1, 32, 32))])
+def test_fp8_masked_with_scales_of_32(device, rows, recipe):
+    groups, m, n, k = 3, 8, 72, 256
+    a, b = per_32(groups, m, k), per_32(groups, n, k, rows=rows, seed=1)
+    d = np.full((groups, m, n), 7.0, BF16)
+    counts = np.array([5, 0, 8], np.int32)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, counts, 4, recipe=recipe)
+    exact = dequantized(a, 32) @ dequantized(b, 32).swapaxes(1, 2)
+    for group, count in enumerate(counts):
+        assert count == 0 or calc_diff(d[group, :count], exact[group, :count]) < 1e-4
+        assert (d[group, count:] == 7.0).all()
 
 
 def test_fp8_contiguous_with_another_alignment(device):

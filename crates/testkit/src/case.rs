@@ -26,7 +26,7 @@ named! {
 named! {
     /// Scale granularity of FP8 operands.
     pub enum ScaleMode {
-        /// 1x128 for A, 128x128 for B (1x128 for 1D1D)
+        /// 1x128 for A, 128x128 for B (1x128 for 1D1D), or what the operation is named after
         Fine = "fine",
         /// Per token for A, per tensor for B
         Row = "row",
@@ -36,13 +36,14 @@ named! {
 }
 
 impl ScaleMode {
-    /// That of A and that of B.
-    pub(crate) fn granularities(self, types: &OperandTypes) -> [Granularity; 2] {
-        match self {
-            ScaleMode::Fine => [Granularity::PerToken, types.scales_of_b.unwrap_or(Granularity::PerBlock)],
-            ScaleMode::Row => [Granularity::PerRow, Granularity::PerTensor],
-            ScaleMode::Tensor => [Granularity::PerTensor, Granularity::PerTensor],
-        }
+    /// Rows and columns that share a scale, of one of the operands (0 is A) with so many rows and columns.
+    pub(crate) fn block(self, types: &OperandTypes, operand: usize, [rows, k]: [usize; 2]) -> [usize; 2] {
+        let granularity = match (self, types.scale_blocks) {
+            (ScaleMode::Fine, Some(blocks)) => return blocks[operand],
+            (ScaleMode::Row, _) if operand == 0 => Granularity::PerRow,
+            _ => Granularity::PerTensor,
+        };
+        granularity.block(rows, k)
     }
 }
 
@@ -254,12 +255,12 @@ impl GemmCase {
     pub fn bytes(&self) -> f64 {
         let element = self.types.ab.size() as f64;
         let of_operands = |&[m, n, k]: &[usize; 3]| {
-            let blocks = if self.types.has_scales() { k.div_ceil(128) } else { 0 };
-            let scales_of_b = match self.types.scales_of_b {
-                Some(Granularity::PerToken) => n,
-                _ => n.div_ceil(128),
-            };
-            ((m + n) * k) as f64 * element + 4.0 * (blocks * (m + scales_of_b)) as f64
+            let scales = self.types.scale_blocks.map_or(0, |[of_a, of_b]| {
+                let count =
+                    |rows: usize, [down, across]: [usize; 2]| rows.div_ceil(down) * k.div_ceil(across);
+                count(m, of_a) + count(n, of_b)
+            });
+            ((m + n) * k) as f64 * element + 4.0 * scales as f64
         };
         let operands: f64 = self.gemms().iter().filter(|[m, ..]| *m > 0).map(of_operands).sum();
         let outputs = if self.addend == AddendKind::None { 1.0 } else { 2.0 };

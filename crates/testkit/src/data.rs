@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
+use oxigemm::cast::{Quantized, ScaleFormat, cast_blocks_to_fp8};
 use oxigemm::{DType, random};
 
 use crate::Failure;
@@ -59,8 +59,8 @@ impl GemmData {
             let seed = group_seed(&case, group);
             let own = |salt: u64, len: usize| values(case.types.rounding, seed, salt, len);
             let cast = |values: &[f32], rows: usize, operand: usize| {
-                let granularity = case.scales.granularities(&case.types)[operand];
-                cast_to_fp8(values, rows, k, case.ab_types()[operand], granularity, ScaleFormat::F32)
+                let block = case.scales.block(&case.types, operand, [rows, k]);
+                cast_blocks_to_fp8(values, rows, k, case.ab_types()[operand], block, ScaleFormat::F32)
             };
             let a_values = own(0, m * k);
             let earlier = case.m_groups().map(|groups| groups.distinct_b.max(1)).filter(|own| group >= *own);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use oxigemm::{DType, GemmLayout, Granularity};
+use oxigemm::{DType, GemmLayout};
 
 /// Something that users name, with a sentence about it.
 pub trait Named: Copy + Send + Sync + 'static {
@@ -49,15 +49,15 @@ macro_rules! named {
 }
 pub(crate) use named;
 
-/// Types of A and B, and the scales of B where they have some.
+/// Types of A and B, and what shares a scale where they have some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperandTypes {
     /// The name of the dense operation.
     pub name: &'static str,
     /// The type of A and B, where no e5m2 is asked for.
     pub ab: DType,
-    /// The scale granularity of B; that of A is 1x128. None where operands have no scales.
-    pub scales_of_b: Option<Granularity>,
+    /// Rows and columns that share a scale, of A and of B. None where operands have no scales.
+    pub scale_blocks: Option<[[usize; 2]; 2]>,
     /// The type that random operands are rounded to, before they are quantized.
     pub rounding: DType,
     /// The types that D may have.
@@ -68,15 +68,20 @@ pub struct OperandTypes {
 pub const FP8: OperandTypes = OperandTypes {
     name: "fp8",
     ab: DType::E4m3,
-    scales_of_b: Some(Granularity::PerBlock),
+    scale_blocks: Some([[1, 128], [128, 128]]),
     rounding: DType::Bf16,
     d_types: [DType::Bf16, DType::F32],
 };
 /// FP8 with 1x128 scales for A and for B (1D1D).
 pub const FP8_1D1D: OperandTypes =
-    OperandTypes { name: "fp8-1d1d", scales_of_b: Some(Granularity::PerToken), ..FP8 };
+    OperandTypes { name: "fp8-1d1d", scale_blocks: Some([[1, 128]; 2]), ..FP8 };
+/// FP8 with 1x32 scales for A and for B: those of MXFP8.
+pub const FP8_1X32: OperandTypes = OperandTypes { name: "fp8-1x32", scale_blocks: Some([[1, 32]; 2]), ..FP8 };
+/// FP8 with 1x32 scales for A and 32x32 scales for B.
+pub const FP8_32X32: OperandTypes =
+    OperandTypes { name: "fp8-32x32", scale_blocks: Some([[1, 32], [32, 32]]), ..FP8 };
 /// BF16.
-pub const BF16: OperandTypes = OperandTypes { name: "bf16", ab: DType::Bf16, scales_of_b: None, ..FP8 };
+pub const BF16: OperandTypes = OperandTypes { name: "bf16", ab: DType::Bf16, scale_blocks: None, ..FP8 };
 /// FP16.
 pub const FP16: OperandTypes = OperandTypes {
     name: "fp16",
@@ -89,7 +94,7 @@ pub const FP16: OperandTypes = OperandTypes {
 impl OperandTypes {
     /// Whether A and B have scales.
     pub fn has_scales(&self) -> bool {
-        self.scales_of_b.is_some()
+        self.scale_blocks.is_some()
     }
 
     /// Number by which random draws for different operand types differ.
@@ -152,11 +157,22 @@ const fn row(
     Op { name, about, types, grouping, layouts, fuses }
 }
 
+/// A row of an operation without fused epilogues.
+const fn unfused(
+    name: &'static str,
+    about: &'static str,
+    types: OperandTypes,
+    grouping: GroupingKind,
+    layouts: &'static [GemmLayout],
+) -> Op {
+    Op { fuses: false, ..row(name, about, types, grouping, layouts) }
+}
+
 /// All operations; the first is the default.
 #[rustfmt::skip]
-const OPS: [Op; 18] = [
+const OPS: [Op; 24] = [
     row("fp8", "Dense FP8 GEMM, 1D2D scales: fp8_gemm_nt", FP8, Dense, &GemmLayout::ALL),
-    Op { fuses: false, ..row("fp8-1d1d", "Dense FP8 GEMM, 1D1D scales: fp8_gemm_nt", FP8_1D1D, Dense, &[Nt]) },
+    unfused("fp8-1d1d", "Dense FP8 GEMM, 1D1D scales: fp8_gemm_nt", FP8_1D1D, Dense, &[Nt]),
     row("fp8-contiguous", "m-grouped contiguous FP8 GEMM: m_grouped_fp8_gemm_nt_contiguous", FP8, MGroupedContiguous, &[]),
     row("fp8-masked", "m-grouped masked FP8 GEMM: m_grouped_fp8_gemm_nt_masked", FP8, MGroupedMasked, &[]),
     row("fp8-batched", "Batched FP8 GEMM: fp8_bgemm_nt", FP8, Batched, &[Nt]),
@@ -173,6 +189,12 @@ const OPS: [Op; 18] = [
     row("fp16-batched", "Batched FP16 GEMM: fp16_bgemm_nt and _nn", FP16, Batched, &[Nt, Nn]),
     row("bf16-summed", "Sum of a batch of BF16 GEMMs: einsum bmk,bnk->mn, --groups of them", BF16, Summed, &[Nt]),
     row("fp16-summed", "Sum of a batch of FP16 GEMMs: einsum bmk,bnk->mn, --groups of them", FP16, Summed, &[Nt]),
+    unfused("fp8-1x32", "Dense FP8 GEMM, 1x32 scales (MXFP8): fp8_gemm_nt", FP8_1X32, Dense, &GemmLayout::ALL),
+    unfused("fp8-1x32-contiguous", "m-grouped contiguous FP8 GEMM, 1x32 scales: m_grouped_fp8_gemm_nt_contiguous", FP8_1X32, MGroupedContiguous, &[]),
+    unfused("fp8-1x32-masked", "m-grouped masked FP8 GEMM, 1x32 scales: m_grouped_fp8_gemm_nt_masked", FP8_1X32, MGroupedMasked, &[]),
+    unfused("fp8-32x32", "Dense FP8 GEMM, 1x32 and 32x32 scales: fp8_gemm_nt", FP8_32X32, Dense, &GemmLayout::ALL),
+    unfused("fp8-32x32-contiguous", "m-grouped contiguous FP8 GEMM, 1x32 and 32x32 scales: m_grouped_fp8_gemm_nt_contiguous", FP8_32X32, MGroupedContiguous, &[]),
+    unfused("fp8-32x32-masked", "m-grouped masked FP8 GEMM, 1x32 and 32x32 scales: m_grouped_fp8_gemm_nt_masked", FP8_32X32, MGroupedMasked, &[]),
 ];
 
 impl Op {

@@ -12,7 +12,7 @@ use oxigemm_kernels::gemm::transpose_k_grouped::result_extent;
 
 use crate::case::{GemmCase, Grouping};
 use crate::groups::MGroups;
-use crate::op::{BF16, FP8, FP8_1D1D, FP16, Op, OperandTypes};
+use crate::op::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP16, Op, OperandTypes};
 
 /// The plan for a case, or `None` where no kernel, or not this configuration, serves it.
 pub fn plan(case: &GemmCase, config: Option<GemmConfig>, limits: &Limits) -> Option<Plan> {
@@ -95,6 +95,8 @@ pub fn operand_kind(case: &GemmCase) -> OperandKind {
         (_, DType::Bf16) => OperandKind::f16(case.layout.operands(Half::Bf16)),
         (_, DType::F16) => OperandKind::f16(case.layout.operands(Half::F16)),
         _ if case.types == FP8_1D1D => OperandKind::FP8_1D1D,
+        _ if case.types == FP8_1X32 => OperandKind::FP8_1X32,
+        _ if case.types == FP8_32X32 => OperandKind::FP8_32X32,
         _ => OperandKind::FP8,
     }
 }
@@ -104,6 +106,8 @@ pub fn operands_of(kernel: &GemmKernel) -> (OperandTypes, GemmLayout) {
     let kind = kernel.operands();
     match kind.as_f16() {
         None if kind.is_1d1d() => (FP8_1D1D, GemmLayout::Nt),
+        None if kind == OperandKind::FP8_1X32 => (FP8_1X32, GemmLayout::Nt),
+        None if kind == OperandKind::FP8_32X32 => (FP8_32X32, GemmLayout::Nt),
         None => (FP8, GemmLayout::Nt),
         Some(operands) => {
             let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;

@@ -189,13 +189,12 @@ fn m_grouped(data: &GemmData, groups: &MGroups, device: &Device) -> Result<Input
     };
     let k_first = case.layout.b_begins_with_k();
     let b = matrices(if k_first { [count, k, n] } else { [count, n, k] }, case.ab_padding)?;
-    let blocks = k.div_ceil(128);
     let memory = |len| case.fill.memory(DType::F32, &[len], device);
-    let scales = match case.types.has_scales() {
-        false => None,
-        true => Some([
-            scale_matrices([slabs, rows, blocks], case.sfa, memory)?,
-            scale_matrices([count, n.div_ceil(128), blocks], case.sfb, memory)?,
+    let scales = match case.types.scale_blocks {
+        None => None,
+        Some([[_, of_a], [rows_of_b, of_b]]) => Some([
+            scale_matrices([slabs, rows, k.div_ceil(of_a)], case.sfa, memory)?,
+            scale_matrices([count, n.div_ceil(rows_of_b), k.div_ceil(of_b)], case.sfb, memory)?,
         ]),
     };
     for (group, (range, data)) in groups.ranges().into_iter().zip(data.groups.iter()).enumerate() {

@@ -3,7 +3,7 @@
 use crate::common::BLOCK_K;
 use crate::gemm::operand::f16::{self, Half, Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
-use crate::gemm::params::ScalesOfB;
+use crate::gemm::params::{ScaleBlock, ScalesOfB};
 
 /// The element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,8 +61,10 @@ pub struct OperandKind {
     pub a: Operand,
     /// B.
     pub b: Operand,
-    /// Granularity of the scales along K blocks of 128, where the operands have scales: 1x128 for A, and this for B.
+    /// Granularity of B's scales along N, where the operands have scales. A has one for each row.
     pub scales: Option<ScalesOfB>,
+    /// Elements of K that share a scale, and rows of B where its scales are blocks.
+    pub scale_block: ScaleBlock,
 }
 
 impl OperandKind {
@@ -71,9 +73,18 @@ impl OperandKind {
     /// The same with 1x128 scales for both (1D1D).
     pub const FP8_1D1D: OperandKind = OperandKind::fp8([ElementType::E4m3; 2], ScalesOfB::Rows);
 
+    /// FP8, e4m3, both K-major, with 1x32 scales for both: those of MXFP8.
+    pub const FP8_1X32: OperandKind = OperandKind::FP8_1D1D.with_scales_of_32();
+    /// The same with 32x32 scales for B.
+    pub const FP8_32X32: OperandKind = OperandKind::FP8.with_scales_of_32();
+
     const fn fp8([a, b]: [ElementType; 2], scales: ScalesOfB) -> OperandKind {
         let (a, b) = (Operand::k_major(a), Operand::k_major(b));
-        OperandKind { a, b, scales: Some(scales) }
+        OperandKind { a, b, scales: Some(scales), scale_block: ScaleBlock::Of128 }
+    }
+
+    const fn with_scales_of_32(self) -> OperandKind {
+        OperandKind { scale_block: ScaleBlock::Of32, ..self }
     }
 
     /// FP8 with 1D2D scales, where these operands are e5m2.
@@ -92,6 +103,7 @@ impl OperandKind {
             a: Operand { element, major: operands.a },
             b: Operand { element, major: operands.b },
             scales: None,
+            scale_block: ScaleBlock::Of128,
         }
     }
 
@@ -132,7 +144,22 @@ impl OperandKind {
 
     /// Whether both operands have 1x128 scales.
     pub fn is_1d1d(self) -> bool {
-        self.scales == Some(ScalesOfB::Rows)
+        self.scales == Some(ScalesOfB::Rows) && !self.has_scales_of_32()
+    }
+
+    /// Whether the operands have scales for 32 elements of K.
+    pub const fn has_scales_of_32(self) -> bool {
+        self.has_scales() && matches!(self.scale_block, ScaleBlock::Of32)
+    }
+
+    /// Whether TMA may load scales: 1x128 of A, 128x128 of B. Warps load others.
+    pub fn scales_by_tma(self) -> bool {
+        self.scales == Some(ScalesOfB::Blocks) && !self.has_scales_of_32()
+    }
+
+    /// Blocks of K that a kernel is told: those that share scales, or stages where there are none.
+    pub const fn scale_blocks(self, k: u32) -> u32 {
+        if self.has_scales() { k.div_ceil(self.scale_block.size()) } else { self.k_blocks(k) }
     }
 
     /// Stages that K takes, the remainder included.
@@ -157,5 +184,10 @@ mod tests {
         }
         assert_eq!([OperandKind::FP8, OperandKind::FP8_1D1D].map(OperandKind::is_1d1d), [false, true]);
         assert_eq!(OperandKind::FP8.e5m2(), None);
+        for (kind, blocks) in [(OperandKind::FP8, 3), (OperandKind::FP8_1X32, 9), (OperandKind::FP8_32X32, 9)]
+        {
+            assert_eq!((kind.k_blocks(260), kind.scale_blocks(260)), (3, blocks), "{kind:?}");
+            assert!(kind.is_fp8() && !kind.is_1d1d());
+        }
     }
 }

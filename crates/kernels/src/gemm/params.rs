@@ -10,7 +10,7 @@ pub use output::{Heads, OutputFlags, OutputParams};
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Kernel, Pred, U32};
 pub(crate) use scales::ScaleParams;
-pub use scales::{SFB_BULK, ScaleLayout, ScalesOfB, sfb_bulk};
+pub use scales::{SFB_BULK, ScaleBlock, ScaleLayout, ScalesOfB, sfb_bulk};
 
 /// Arguments that every GEMM kernel takes.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub struct GemmArgs {
     pub n: u32,
     /// See [`OutputFlags`].
     pub output_flags: u32,
-    /// 128-wide blocks of K.
+    /// Blocks of K that share scales, of 128 or of 32; stages where there are no scales.
     pub k_blocks: u32,
     /// Strides of A's scales, in elements: along M and along K. A stride of 0 means one scale for all.
     pub sfa_strides: [u32; 2],

@@ -1,7 +1,7 @@
 //! Raw GEMMs: operands as addresses, for engines that own their memory.
 
 use oxigemm_kernels::gemm::epilogue::Activation;
-use oxigemm_kernels::gemm::params::ScalesOfB;
+use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 
 use super::{GemmOptions, run};
 use crate::cast::ScaleFormat;
@@ -38,8 +38,10 @@ pub struct RawGemm<'a> {
     pub sfa: Option<RawScaleFactors>,
     /// Scales of B.
     pub sfb: Option<RawScaleFactors>,
-    /// Granularity of B's scales: 128 rows share one (1D2D), or each row has its own (1D1D).
+    /// Granularity of B's scales: 128 (or 32) rows share one (1D2D), or each row has its own (1D1D).
     pub scales_of_b: ScalesOfB,
+    /// Elements of K that share a scale: 128, or 32 of dense and m-grouped GEMMs without epilogue.
+    pub scale_block: ScaleBlock,
     /// Addend; that of the address of D adds to D.
     pub c: Option<RawMatrix>,
     /// Output; its dtype is e4m3 where an epilogue quantizes it.
@@ -232,7 +234,7 @@ impl RawEpilogue {
             }
         };
         let from = usize::from(!slabs);
-        let dims = [groups, rows, blocks(self.columns(n)[0])];
+        let dims = [groups, rows, blocks(self.columns(n)[0], ScaleBlock::Of128)];
         let strides = self.d_scales_strides.map(int);
         let at = (self.d_scales, device);
         let scales = Operand::new(("d_scales", DType::F32), &dims[from..], &strides[from..], at);
@@ -262,6 +264,7 @@ impl<'a> RawGemm<'a> {
             sfa: None,
             sfb: None,
             scales_of_b: ScalesOfB::Blocks,
+            scale_block: ScaleBlock::Of128,
             c: None,
             d,
             grouping: RawGrouping::Dense,
@@ -292,7 +295,7 @@ impl<'a> RawGemm<'a> {
         };
         let k_blocks = match &self.grouping {
             RawGrouping::KGrouped { blocks, .. } => int(*blocks),
-            _ => blocks(k),
+            _ => blocks(k, self.scale_block),
         };
         let matrix = |name, slabs: bool, dims: [i64; 2], matrix: &RawMatrix| {
             let ([rows, columns], from) = (dims, usize::from(!slabs));
@@ -320,7 +323,7 @@ impl<'a> RawGemm<'a> {
         let rows_of_sfb = match self.scales_of_b {
             ScalesOfB::Rows => n,
             ScalesOfB::Blocks if k_grouped => n,
-            ScalesOfB::Blocks => blocks(n),
+            ScalesOfB::Blocks => blocks(n, self.scale_block),
         };
         let columns = self.epilogue.map_or(n, |epilogue| epilogue.columns(n)[1]);
         GemmDesc {
@@ -357,8 +360,9 @@ impl<'a> RawGemm<'a> {
 }
 
 /// Scale blocks along a dimension.
-fn blocks(length: i64) -> i64 {
-    length / 128 + i64::from(length % 128 != 0)
+fn blocks(length: i64, block: ScaleBlock) -> i64 {
+    let size = i64::from(block.size());
+    length / size + i64::from(length % size != 0)
 }
 
 /// Any GEMM on memory that the caller owns, on the stream of the options. The device is a GPU or the simulator, whose

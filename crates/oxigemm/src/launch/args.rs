@@ -187,7 +187,7 @@ impl Arguments {
         let blocks = match (k_groups, summed) {
             (Some(groups), _) => groups.blocks,
             (None, Some(summed)) => summed.slabs * problem.k_blocks(),
-            (None, None) => problem.k_blocks(),
+            (None, None) => problem.scale_blocks(),
         };
         let (sfa_strides, sfb_strides) = (sfa_strides(problem, blocks), sfb_strides(problem, blocks));
         let output = Output::new(problem, plan.config.tma_stores_f32());
@@ -220,8 +220,8 @@ impl Arguments {
                 maps.sfa = None;
             }
         }
-        if problem.family.is_1d1d() {
-            // A scale producer loads those.
+        if !problem.family.scales_by_tma() {
+            // Warps load those.
             scales_alike[0] = false;
             maps.sfa = None;
         }
@@ -409,7 +409,7 @@ fn fused_group_args(fused: &Fused) -> GroupedEpilogueArgs {
     }
 }
 
-/// Whether scales of B are copied in bulk, a row of scales at a time: not where each row of B has its own.
+/// Whether scales of B are copied in bulk, a row of scales at a time: not where warps load them.
 fn sfb_in_bulk(family: OperandKind, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
-    !family.is_1d1d() && sfb_bulk(address, strides, k_blocks)
+    family.scales_by_tma() && sfb_bulk(address, strides, k_blocks)
 }

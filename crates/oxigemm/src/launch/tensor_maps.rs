@@ -99,7 +99,7 @@ impl Maps {
             }
         };
         b.matrix = b.matrix.in_parts(parts_of_b, launch.parts_of_b);
-        let sfa = match problem.family.has_scales() {
+        let sfa = match problem.family.scales_by_tma() {
             true => {
                 let strides = sfa_strides(problem, blocks);
                 // An aligned address stands for all aligned ones; the others are copied by threads.

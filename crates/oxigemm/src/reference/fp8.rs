@@ -1,5 +1,7 @@
 //! GEMM of FP8 operands.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::cast::Fp8Matrix;
@@ -101,7 +103,7 @@ pub fn fp8_gemm_nt_rows(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>, rows: &[usize]) ->
     Ok(product)
 }
 
-/// 128 of K of four rows, transposed.
+/// Up to 128 of K of four rows, transposed.
 type Strip = [[f64; LANES]; K_BLOCK];
 
 /// The product of some rows of A with one panel of B: `rows.len()` rows of `PANEL` values.
@@ -110,20 +112,22 @@ fn task(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>, rows: &[usize], first: usize) -> V
     let mut a_strip: Strip = [[0.0; LANES]; K_BLOCK];
     let mut b_strips: Vec<Strip> = vec![a_strip; PANEL / LANES];
     let columns: Vec<usize> = (first..b.rows.min(first + PANEL)).collect();
-    for block in 0..a.k.div_ceil(K_BLOCK) {
+    let length = strip_length(a, b);
+    for first in (0..a.k).step_by(length) {
+        let part = first..a.k.min(first + length);
         for (strip, columns) in b_strips.iter_mut().zip(columns.chunks(LANES)) {
-            b.decode(columns, block, strip);
+            b.decode(columns, part.clone(), strip);
         }
         for (rows, product) in rows.chunks(LANES).zip(product.chunks_mut(LANES * PANEL)) {
-            a.decode(rows, block, &mut a_strip);
+            a.decode(rows, part.clone(), &mut a_strip);
             for (strip, (columns, lane)) in
                 b_strips.iter().zip(columns.chunks(LANES).zip((0..).step_by(LANES)))
             {
-                let sums = multiply(&a_strip, strip);
+                let sums = multiply(&a_strip[..part.len()], &strip[..part.len()]);
                 for (i, &row) in rows.iter().enumerate() {
-                    let scale_a = f64::from(a.scale(row, block));
+                    let scale_a = f64::from(a.scale(row, first));
                     for (j, &column) in columns.iter().enumerate() {
-                        let scale = scale_a * f64::from(b.scale(column, block));
+                        let scale = scale_a * f64::from(b.scale(column, first));
                         product[i * PANEL + lane + j] += sums[i][j] * scale;
                     }
                 }
@@ -133,7 +137,17 @@ fn task(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>, rows: &[usize], first: usize) -> V
     product
 }
 
-fn multiply(a: &Strip, b: &Strip) -> [[f64; LANES]; LANES] {
+/// How many of K are multiplied at once: a divisor of 128, all with the same scales.
+fn strip_length(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>) -> usize {
+    let shared = [a, b].map(|x| if x.k_per_scale >= x.k { K_BLOCK } else { x.k_per_scale });
+    shared.into_iter().fold(K_BLOCK, gcd)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+fn multiply(a: &[[f64; LANES]], b: &[[f64; LANES]]) -> [[f64; LANES]; LANES] {
     let mut sums = [[0.0; LANES]; LANES];
     for (a, b) in a.iter().zip(b) {
         for (sums, a) in sums.iter_mut().zip(a) {
@@ -146,11 +160,10 @@ fn multiply(a: &Strip, b: &Strip) -> [[f64; LANES]; LANES] {
 }
 
 impl Fp8Matrix<'_> {
-    /// Up to four rows of one block of K; what is past the end of a row or of the rows is zero.
-    fn decode(&self, rows: &[usize], block: usize, strip: &mut Strip) {
+    /// Up to four rows of some of K; what is past the end of the rows is zero.
+    fn decode(&self, rows: &[usize], columns: Range<usize>, strip: &mut Strip) {
         let values = &self.codes_of_type().expect("the check has seen the type").values;
-        let columns = block * K_BLOCK..self.k.min((block + 1) * K_BLOCK);
-        if columns.len() < K_BLOCK || rows.len() < LANES {
+        if rows.len() < LANES {
             strip.fill([0.0; LANES]);
         }
         for (lane, &row) in rows.iter().enumerate() {
@@ -161,8 +174,9 @@ impl Fp8Matrix<'_> {
         }
     }
 
-    fn scale(&self, row: usize, block: usize) -> f32 {
-        self.scales[row / self.rows_per_scale * self.scale_strides[0] + block * self.scale_strides[1]]
+    fn scale(&self, row: usize, k: usize) -> f32 {
+        let (group, block) = (row / self.rows_per_scale, k / self.k_per_scale);
+        self.scales[group * self.scale_strides[0] + block * self.scale_strides[1]]
     }
 
     fn codes_of_type(&self) -> Option<&'static Fp8Codes> {
@@ -192,9 +206,8 @@ impl Fp8Matrix<'_> {
                 found: format!("{} codes", self.codes.len()),
             });
         }
-        let groups =
-            self.rows.checked_div(self.rows_per_scale).map(|_| self.rows.div_ceil(self.rows_per_scale));
-        let counts = [groups.unwrap_or(0), self.k.div_ceil(K_BLOCK)];
+        let blocks = |length: usize, size: usize| if size == 0 { 0 } else { length.div_ceil(size) };
+        let counts = [blocks(self.rows, self.rows_per_scale), blocks(self.k, self.k_per_scale)];
         if last(counts, self.scale_strides).is_none_or(|last| last >= self.scales.len()) {
             return Err(Error::ScaleShape {
                 argument,

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use oxigemm_kernels::gemm::OperandKind;
+use oxigemm_kernels::gemm::params::ScalesOfB;
 use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT, k_groups, ks_of_ends};
 use oxigemm_kernels::gemm::unpack_scales;
 
@@ -110,8 +111,8 @@ struct Operands {
     a: Tensor,
     b: Tensor,
     scales: Option<(Tensor, Tensor)>,
-    /// Rows of B that share a scale.
-    rows_per_scale: usize,
+    /// Rows of A and of B, with columns, that share a scale.
+    scale_blocks: [[usize; 2]; 2],
 }
 
 impl Operands {
@@ -122,8 +123,11 @@ impl Operands {
             (Some(sfa), Some(sfb)) => Some((along_k(sfa, a_first)?, along_k(sfb, b_first)?)),
             _ => None,
         };
-        let rows_per_scale = if problem.family == OperandKind::FP8_1D1D { 1 } else { BLOCK as usize };
-        Ok(Operands { a: along_k(gemm.a, a_first)?, b: along_k(gemm.b, b_first)?, scales, rows_per_scale })
+        let OperandKind { scales: of_b, scale_block, .. } = problem.family;
+        let size = scale_block.size() as usize;
+        let rows_of_b = if of_b == Some(ScalesOfB::Rows) { 1 } else { size };
+        let scale_blocks = [[1, size], [rows_of_b, size]];
+        Ok(Operands { a: along_k(gemm.a, a_first)?, b: along_k(gemm.b, b_first)?, scales, scale_blocks })
     }
 
     /// Those of a group, with its rows of A.
@@ -144,17 +148,18 @@ impl Operands {
             }
         };
         let (a, b) = (part_of(groups, &self.a, group, rows)?, self.b.select(group)?);
-        Ok(Operands { a, b, scales, rows_per_scale: self.rows_per_scale })
+        Ok(Operands { a, b, scales, scale_blocks: self.scale_blocks })
     }
 
     /// The exact product.
     fn product(&self) -> Result<Vec<f64>> {
-        let Operands { a, b, scales, rows_per_scale } = self;
+        let Operands { a, b, scales, scale_blocks: [of_a, of_b] } = self;
         let Some((sfa, sfb)) = scales else {
             let dims = [a.dims()[0], b.dims()[0], a.dims()[1]];
             return gemm_nt(&a.to_vec_f32()?, &b.to_vec_f32()?, dims, None);
         };
-        let (a, b) = (Quantized::from_tensors(a, sfa, 1)?, Quantized::from_tensors(b, sfb, *rows_per_scale)?);
+        let a = Quantized::from_tensors_in_blocks(a, sfa, *of_a)?;
+        let b = Quantized::from_tensors_in_blocks(b, sfb, *of_b)?;
         fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None)
     }
 }
@@ -271,6 +276,7 @@ fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, numbers: &Ten
                         scales: &scales[place.first_block as usize..],
                         scale_strides: [groups.blocks as usize, 1],
                         rows_per_scale: 1,
+                        k_per_scale: BLOCK as usize,
                     }
                 };
                 fp8_gemm_nt(&matrix(a, m), &matrix(b, n), None)?

@@ -133,6 +133,12 @@ fn dense_fp8_gemms_of_every_layout() {
     s.check("fp8_gemm_nt with 1D1D scales", &[&d], || {
         fp8_gemm_nt((&a, &sfa), (&b, &rows_sfb), Addend::InPlace, &mut d.clone(), &s.gemm)
     });
+    for (what, rows_of_sfb) in [("1x32", n), ("32x32", n / 32)] {
+        let (sfa, sfb) = (s.scales(&[m, k / 32]), s.scales(&[rows_of_sfb, k / 32]));
+        s.check(&format!("fp8_gemm_nt with {what} scales of B"), &[&d], || {
+            fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::From(&c), &mut d.clone(), &s.gemm)
+        });
+    }
     let (a, sfa) = (s.output(DType::E4m3, &[m, 0]), s.output(DType::F32, &[m, 0]));
     let (b, sfb) = (s.output(DType::E4m3, &[n, 0]), s.output(DType::F32, &[1, 0]));
     for (what, c) in [("clears", Addend::None), ("copies", Addend::From(&c))] {

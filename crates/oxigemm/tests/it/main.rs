@@ -40,6 +40,7 @@ mod readme;
 mod reference;
 mod row_scales;
 mod scale_modes;
+mod scales32;
 mod simulated;
 mod streams;
 mod tensor;

@@ -1,14 +1,14 @@
 //! Checks of dense GEMMs: shapes, layouts, sizes of zero, repeats.
 
 use oxigemm::{GemmLayout, GemmOptions};
-use oxigemm_testkit::{BF16, FP8, FP8_1D1D, FP16, Failure, GemmCase, OperandTypes};
+use oxigemm_testkit::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP16, Failure, GemmCase, OperandTypes};
 
 use super::random::{ADDENDS, Draw};
 use super::{Check, Setup, each, ensure, gemms};
 
 pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
-    for types in [FP8, FP8_1D1D, BF16, FP16] {
+    for types in [FP8, FP8_1D1D, BF16, FP16, FP8_1X32, FP8_32X32] {
         let name = |what: &str| if types == FP8 { what.to_owned() } else { format!("{types}: {what}") };
         checks.push(Check::anywhere(&name("sizes of zero"), move |setup| {
             each_layout(&types, |layout| sizes_of_zero(setup, types, layout))

@@ -3,7 +3,8 @@
 use oxigemm::plan;
 use oxigemm::{Addend, GemmLayout, GemmOptions, Tensor, einsum, half_gemm, random};
 use oxigemm_testkit::{
-    BF16, Effort, FP8, FP16, Failure, GemmCase, GemmData, GroupLayout, MGroups, OperandTypes,
+    BF16, Effort, FP8, FP8_1X32, FP8_32X32, FP16, Failure, GemmCase, GemmData, GroupLayout, MGroups,
+    OperandTypes,
 };
 
 use super::random::{GROUP_LAYOUTS, m_grouped};
@@ -11,7 +12,7 @@ use super::{Check, Setup, about, accept, each, ensure, gemms};
 
 pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
-    for types in [FP8, BF16, FP16] {
+    for types in [FP8, BF16, FP16, FP8_1X32, FP8_32X32] {
         let name = |what: &str| if types == FP8 { what.to_owned() } else { format!("{types}: {what}") };
         checks.push(Check::anywhere(
             &name("m-grouped: groups of no rows, of one row, and one of all rows"),

@@ -5,7 +5,7 @@ use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
-use oxigemm_testkit::{FP8_1D1D, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
+use oxigemm_testkit::{FP8, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
 
 use super::ARCH;
 use super::kernels::{combinations, fitting, group_layouts, launches};
@@ -65,8 +65,8 @@ fn dense_case(
     let case = case_of(&config, SHAPES[turn % SHAPES.len()]);
     // The other type of FP16 is its own.
     let d_type = if d_type == DType::F32 { d_type } else { case.d_type };
-    // 1D1D has no other granularity.
-    let scales = match case.types == FP8_1D1D {
+    // Kernels for other scales than 1D2D have no other granularity.
+    let scales = match case.types.has_scales() && case.types != FP8 {
         true => ScaleMode::Fine,
         false => [ScaleMode::Fine, ScaleMode::Row, ScaleMode::Fine, ScaleMode::Tensor][nth % 4],
     };
@@ -237,6 +237,7 @@ mod tests {
     use oxigemm::plan::{GemmConfig, Limits};
     use oxigemm_kernels::gemm::Launch;
     use oxigemm_testkit::plan::plan_in_order;
+    use oxigemm_testkit::{FP8_1D1D, FP8_1X32, FP8_32X32};
 
     #[test]
     fn what_is_said_to_be_serpentine_is() {
@@ -282,7 +283,8 @@ mod tests {
                 assert!(bits.is_ok(), "{about}: {}", bits.unwrap_err());
             }
         }
-        let is_1d1d = |config: &GemmKernel| operands_of(config).0 == FP8_1D1D;
-        assert!(GemmKernel::dense(ARCH).any(|config| is_1d1d(&config)) && kinds.len() > 3);
+        for types in [FP8_1D1D, FP8_1X32, FP8_32X32] {
+            assert!(GemmKernel::dense(ARCH).any(|config| operands_of(&config).0 == types), "{types}");
+        }
     }
 }

@@ -8,6 +8,9 @@ use oxigemm_ptx::{Fp8, U32};
 /// at multiples of it; a tile may start inside one.
 pub(crate) const SCALE_GROUP: u32 = 8;
 
+/// Elements of K that share a scale where scales are 1x32 or 32x32, and rows of B of the latter: the K of one `wgmma`.
+pub const SCALE_K: u32 = 32;
+
 /// The first K block of a block's scale group.
 #[track_caller]
 pub(crate) fn scale_group_start(block: U32<'_>, group: u32) -> U32<'_> {

@@ -1,5 +1,7 @@
 //! Scale parameters of FP8 operands: their granularity, how they reach shared memory, and where they lie.
 
+use crate::common::BLOCK_K;
+use crate::gemm::operand::fp8::SCALE_K;
 use oxigemm_ptx::{Global, Pred, U32};
 
 /// Set in [`GemmArgs::scale_layouts`](super::GemmArgs::scale_layouts) where TMA can load rows of B's scales: see
@@ -15,11 +17,31 @@ pub fn sfb_bulk(address: u64, [stride_n, stride_k]: [u32; 2], k_blocks: u32) -> 
 /// Granularity of B's scales along N.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScalesOfB {
-    /// 1D2D: one scale for 128 rows.
+    /// 1D2D: one scale for a [block](ScaleBlock) of rows.
     #[default]
     Blocks,
     /// 1D1D: one scale for each row, as A has them.
     Rows,
+}
+
+/// Elements of K that share a scale, and rows of B where its scales are [blocks](ScalesOfB::Blocks).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleBlock {
+    /// 1x128 and 128x128 scales.
+    #[default]
+    Of128,
+    /// 1x32 and 32x32 scales: those of MXFP8.
+    Of32,
+}
+
+impl ScaleBlock {
+    /// How many.
+    pub const fn size(self) -> u32 {
+        match self {
+            ScaleBlock::Of128 => BLOCK_K,
+            ScaleBlock::Of32 => SCALE_K,
+        }
+    }
 }
 
 /// How A's scales reach shared memory.

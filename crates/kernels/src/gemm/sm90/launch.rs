@@ -1,7 +1,7 @@
 //! Launch geometry of the Hopper kernels, and the tensor map of their scale pipeline.
 
 use super::scale_pipeline::loaded_blocks;
-use super::{f16_persistent, fp8_persistent, split_k};
+use super::{f16_persistent, fp8_persistent, fp8_scales32, split_k};
 use crate::gemm::params::{PersistentTuning, ScaleLayout, SplitKTuning};
 use crate::gemm::scheduler::dynamic;
 use crate::gemm::scheduler::m_grouped::Grouping;
@@ -108,6 +108,19 @@ pub(super) fn fp8_persistent(
         },
         ..launch
     }
+}
+
+/// The launch of the persistent FP8 kernel with scales of 32, which TMA does not load.
+pub(super) fn fp8_scales32(
+    cfg: &fp8_scales32::Config,
+    config: &GemmConfig,
+    shape: GemmShape,
+    concurrent: u32,
+) -> Launch {
+    let raster =
+        Raster { config: *config, shape, tile: config.cluster_tile(1), concurrent, serpentine: None };
+    let [cluster_m, cluster_n] = config.cluster;
+    Launch { tile_a: cfg.box_rows(cluster_n), tile_b: cfg.block_n / cluster_m, ..raster.launch() }
 }
 
 /// The launch of the persistent 16-bit kernel.

@@ -6,6 +6,7 @@ pub(crate) mod dsmem_reduce;
 pub mod dynamic_tensor_maps;
 pub mod f16_persistent;
 pub mod fp8_persistent;
+pub mod fp8_scales32;
 mod launch;
 mod mma;
 pub(crate) mod multicast;

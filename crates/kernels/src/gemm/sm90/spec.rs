@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{f16_persistent, fp8_persistent, launch, split_k};
+use super::{f16_persistent, fp8_persistent, fp8_scales32, launch, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::m_grouped::Grouping;
@@ -14,6 +14,8 @@ use oxigemm_ptx::{BuildError, Module};
 pub enum Kernel {
     /// The persistent warp-specialized FP8 kernel.
     Fp8Persistent(fp8_persistent::Config),
+    /// The persistent warp-specialized FP8 kernel with scales of 32.
+    Fp8Scales32(fp8_scales32::Config),
     /// The FP8 split-K kernel for small M.
     Fp8SplitK(split_k::fp8::Config),
     /// The persistent warp-specialized kernel for BF16 and FP16.
@@ -27,6 +29,7 @@ impl Kernel {
     pub fn spec(&self) -> &dyn KernelSpec {
         match self {
             Kernel::Fp8Persistent(config) => config,
+            Kernel::Fp8Scales32(config) => config,
             Kernel::Fp8SplitK(config) => config,
             Kernel::F16Persistent(config) => config,
             Kernel::F16SplitK(config) => config,
@@ -114,6 +117,59 @@ impl KernelSpec for fp8_persistent::Config {
 
     fn k_blocks(&self, k: u32) -> u32 {
         self.padded_blocks(self.operands().k_blocks(k))
+    }
+}
+
+impl KernelSpec for fp8_scales32::Config {
+    fn name(&self) -> String {
+        self.name()
+    }
+
+    fn build(&self) -> Result<Module, BuildError> {
+        self.build()
+    }
+
+    fn operands(&self) -> OperandKind {
+        match self.scales_of_b {
+            ScalesOfB::Rows => OperandKind::FP8_1X32,
+            ScalesOfB::Blocks => OperandKind::FP8_32X32,
+        }
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m, self.block_n]
+    }
+
+    fn tile_columns(&self) -> u32 {
+        self.block_n
+    }
+
+    fn threads(&self) -> u32 {
+        self.threads()
+    }
+
+    fn stages(&self) -> RangeInclusive<u32> {
+        self.stages..=self.stages
+    }
+
+    fn shared_bytes(&self, _stages: u32) -> u32 {
+        self.shared_bytes()
+    }
+
+    fn launch(&self, config: &GemmConfig, shape: GemmShape, _passes: u32, concurrent: u32) -> Launch {
+        launch::fp8_scales32(self, config, shape, concurrent)
+    }
+
+    fn clusters(&self) -> &'static [[u32; 2]] {
+        CLUSTERS
+    }
+
+    fn grouping(&self) -> Grouping {
+        self.grouping
+    }
+
+    fn tma_stores_f32(&self) -> bool {
+        self.tma_stores_f32()
     }
 }
 

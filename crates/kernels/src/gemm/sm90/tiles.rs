@@ -1,6 +1,6 @@
 //! Tiles and stages of the Hopper kernels: the closed set.
 
-use super::{Kernel, f16_persistent, fp8_persistent, split_k};
+use super::{Kernel, f16_persistent, fp8_persistent, fp8_scales32, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::operand::f16::{Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
@@ -30,6 +30,10 @@ const FP8: &[PersistentTile] = &[
 const FP8_STREAM_K: &[PersistentTile] = &[(256, 128, 3)];
 /// FP8, dense, with 1D1D scales.
 const FP8_1D1D: &[PersistentTile] = &[(128, 128, 4), (64, 128, 6)];
+/// FP8 with scales of 32, dense: 1x32 and 32x32 scales of B.
+const FP8_SCALES32: &[PersistentTile] = &[(128, 128, 5), (64, 128, 7), (64, 64, 10)];
+/// The same, m-grouped.
+const FP8_SCALES32_M_GROUPED: &[PersistentTile] = &[(128, 128, 5), (64, 128, 7)];
 /// FP8 with e5m2 operands.
 const FP8_E5M2: &[PersistentTile] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
 /// FP8, m-grouped.
@@ -101,6 +105,15 @@ fn fp8(
         e5m2: None,
         fusion: Fusion::None,
         stream_k: false,
+    })
+}
+
+/// Persistent FP8 kernels with scales of 32 and these tiles.
+fn fp8_scales32(tiles: &[PersistentTile], grouping: Grouping) -> impl Iterator<Item = Kernel> {
+    [ScalesOfB::Rows, ScalesOfB::Blocks].into_iter().flat_map(move |scales_of_b| {
+        tiles.iter().map(move |&(block_m, block_n, stages)| {
+            Kernel::Fp8Scales32(fp8_scales32::Config { block_m, block_n, stages, grouping, scales_of_b })
+        })
     })
 }
 
@@ -244,5 +257,7 @@ impl Kernel {
             .chain(batched)
             .chain(fp8_fused(Grouping::Rows))
             .chain(f16_fused(Grouping::Rows))
+            .chain(fp8_scales32(FP8_SCALES32, Grouping::Dense))
+            .chain(fp8_scales32(FP8_SCALES32_M_GROUPED, Grouping::Rows))
     }
 }

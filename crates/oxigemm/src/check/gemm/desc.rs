@@ -123,6 +123,7 @@ pub struct GemmDesc {
     /// `[N, K]` or `[K, N]`, with a leading dimension for groups.
     pub b: Operand,
     /// Scales of A: `[M, ceil(K/128)]` f32, or 1 along a dimension for all. There are some exactly for FP8 operands.
+    /// With 32 in place of 128, here and for B, scales are 1x32 and 32x32.
     pub sfa: Option<Operand>,
     /// Scales of B: `[ceil(N/128), ceil(K/128)]` (1D2D) or `[N, ceil(K/128)]` (1D1D), or 1 along a dimension for all.
     pub sfb: Option<Operand>,

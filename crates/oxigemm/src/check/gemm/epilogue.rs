@@ -1,6 +1,7 @@
 //! The rules of a fused epilogue: the shape of D, bias, skipped columns, and the scales of a quantized D.
 
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::params::ScaleBlock;
 
 use super::blocks;
 use super::desc::EpilogueDesc;
@@ -97,7 +98,7 @@ impl EpilogueDesc {
             });
         }
         scales.expect_dtype(&[DType::F32])?;
-        let mut expected = [blocks(columns); 3];
+        let mut expected = [blocks(columns, ScaleBlock::Of128); 3];
         expected[..above.len()].copy_from_slice(above);
         scales.expect_every_scale(&expected[..rows.len()], "one per row of `d` and 128 columns")?;
         scales.expect_device(a)?;

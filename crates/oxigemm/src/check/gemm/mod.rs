@@ -16,6 +16,7 @@ pub(crate) mod ue8m0;
 
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
+use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MAX_GROUPS};
 use oxigemm_kernels::gemm::{MGroupedShape, OperandKind};
 
@@ -53,8 +54,8 @@ struct Shape {
 struct Scales {
     sfa: Operand,
     sfb: Operand,
-    /// Whether each row of B has scales of its own.
-    each_row: bool,
+    /// Kernels for operands with these scales, where both are e4m3.
+    kind: OperandKind,
 }
 
 impl GemmDesc {
@@ -192,8 +193,8 @@ impl GemmDesc {
         let is_fp8 = scales.is_some();
         Ok(Checked::Launch(Problem {
             family: match &scales {
-                Some(scales) if scales.each_row => OperandKind::FP8_1D1D,
-                Some(_) => fp8_kind([a.dtype, b.dtype]),
+                Some(Scales { kind: OperandKind::FP8, .. }) => fp8_kind([a.dtype, b.dtype]),
+                Some(scales) => scales.kind,
                 None => OperandKind::f16(half_operands(a, majors)),
             },
             // The dimensions are bounded by i32::MAX.
@@ -312,27 +313,54 @@ impl GemmDesc {
     }
 
     /// The scales of FP8 operands.
-    fn expect_scales(&self, &Shape { slabs, count, m, n, k }: &Shape) -> Result<Option<Scales>> {
-        let GemmDesc { a, b, .. } = self;
+    fn expect_scales(&self, shape: &Shape) -> Result<Option<Scales>> {
+        let (GemmDesc { a, b, .. }, &Shape { slabs, count, m, n, k }) = (self, shape);
         let (Some(sfa), Some(sfb)) = (&self.sfa, &self.sfb) else { return Ok(None) };
         let (a_slabs, _, b_slabs) = self.leading();
-        let sfa =
-            sfa.expect_slab_scales(a_slabs, [slabs, m, blocks(k)], "one per row of `a` and 128 of K")?;
+        let block = self.scale_block(sfa, sfb, shape);
+        let blocks = |length| blocks(length, block);
+        let of_a = match block {
+            ScaleBlock::Of128 => "one per row of `a` and 128 of K",
+            ScaleBlock::Of32 => "one per row of `a` and 32 of K",
+        };
+        let sfa = sfa.expect_slab_scales(a_slabs, [slabs, m, blocks(k)], of_a)?;
         let dense = self.grouping == GroupingDesc::Dense;
-        // One row has one scale either way.
-        let each_row = dense && self.epilogue.is_none() && n > 1 && sfb.dims().first() == Some(&n);
+        // Only kernels for dense GEMMs have 1x128 scales of B. One row has one scale either way.
+        let may_have_rows = block == ScaleBlock::Of32 || (dense && self.epilogue.is_none());
+        let each_row = may_have_rows && n > 1 && rows_of(sfb) == Some(n);
         let along_n = if each_row { n } else { blocks(n) };
-        let meaning = match (dense, self.epilogue) {
-            (true, None) => "one per 128 rows, or each row, of `b` and 128 of K",
-            (true, Some(_)) => "one per 128 rows of `b` and 128 of K",
-            (false, _) => "one per group, 128 rows of `b` and 128 of K",
+        let meaning = match (block, dense, self.epilogue) {
+            (ScaleBlock::Of32, true, _) => "one per 32 rows, or each row, of `b` and 32 of K",
+            (ScaleBlock::Of32, false, _) => "one per group, 32 rows, or each row, of `b` and 32 of K",
+            (ScaleBlock::Of128, true, None) => "one per 128 rows, or each row, of `b` and 128 of K",
+            (ScaleBlock::Of128, true, Some(_)) => "one per 128 rows of `b` and 128 of K",
+            (ScaleBlock::Of128, false, _) => "one per group, 128 rows of `b` and 128 of K",
         };
         let sfb = sfb.expect_slab_scales(b_slabs, [count, along_n, blocks(k)], meaning)?;
-        if each_row {
+        let scales = Some(if each_row { ScalesOfB::Rows } else { ScalesOfB::Blocks });
+        let kind = OperandKind { scales, scale_block: block, ..OperandKind::FP8 };
+        if kind != OperandKind::FP8 {
             a.expect_dtype(&FP8[..1])?;
             b.expect_dtype(&FP8[..1])?;
         }
-        Ok(Some(Scales { sfa, sfb, each_row }))
+        Ok(Some(Scales { sfa, sfb, kind }))
+    }
+
+    /// Elements of K that share a scale, as the shapes of the scales tell: 32 only where there are kernels for that.
+    fn scale_block(&self, sfa: &Operand, sfb: &Operand, &Shape { n, k, .. }: &Shape) -> ScaleBlock {
+        let dense = self.grouping == GroupingDesc::Dense;
+        if self.epilogue.is_some() || !(dense || self.m_groups().is_some()) {
+            return ScaleBlock::Of128;
+        }
+        let [few, many] = [ScaleBlock::Of128, ScaleBlock::Of32].map(|block| blocks(k, block));
+        let along_k = [sfa, sfb].map(|scales| scales.dims().last().copied());
+        // A K of at most 32 is one block either way, and the rows of B tell.
+        let by_rows = rows_of(sfb).is_some_and(|rows| {
+            let of_32 = rows == blocks(n, ScaleBlock::Of32) || (!dense && rows == n);
+            of_32 && rows != blocks(n, ScaleBlock::Of128)
+        });
+        let of_32 = if few == many { by_rows } else { along_k.contains(&Some(many)) };
+        if of_32 { ScaleBlock::Of32 } else { ScaleBlock::Of128 }
     }
 
     /// Checks the shapes of D and C, the numbers of groups, and that all operands are where A is.
@@ -445,6 +473,12 @@ fn half_operands(a: &Operand, [a_major, b_major]: [Major; 2]) -> Operands {
 }
 
 /// Scale blocks along a dimension.
-fn blocks(length: i64) -> i64 {
-    (length + i64::from(BLOCK) - 1) / i64::from(BLOCK)
+fn blocks(length: i64, block: ScaleBlock) -> i64 {
+    let size = i64::from(block.size());
+    (length + size - 1) / size
+}
+
+/// Rows of a matrix of scales, or of each of several.
+fn rows_of(scales: &Operand) -> Option<i64> {
+    scales.dims().iter().rev().nth(1).copied()
 }

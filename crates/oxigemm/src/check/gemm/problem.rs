@@ -10,7 +10,6 @@ use super::desc::HeadSplits;
 use crate::cast::ScaleFormat;
 use crate::tensor::desc::ScaleStrides;
 use crate::tensor::dtype::DType;
-use crate::tensor::granularity::BLOCK;
 
 /// Work of a call whose arguments are good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,10 +178,16 @@ pub struct QuantizedRows {
 }
 
 impl Problem {
-    /// Pipeline stages along K, the tail included; for FP8 these are the 128-wide blocks with scales.
+    /// Pipeline stages along K, the tail included.
     #[must_use]
     pub const fn k_blocks(&self) -> u32 {
         self.family.k_blocks(self.k)
+    }
+
+    /// Blocks of K that share scales; stages where there are no scales.
+    #[must_use]
+    pub const fn scale_blocks(&self) -> u32 {
+        self.family.scale_blocks(self.k)
     }
 
     /// Multiplications and additions of the GEMM.
@@ -196,8 +201,11 @@ impl Problem {
     pub fn bytes(&self) -> f64 {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
         let scales = match self.family.scales {
-            Some(ScalesOfB::Blocks) => f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK))),
-            Some(ScalesOfB::Rows) => f64::from(self.k_blocks()) * (m + n),
+            Some(ScalesOfB::Blocks) => {
+                let of_b = self.n.div_ceil(self.family.scale_block.size());
+                f64::from(self.scale_blocks()) * (m + f64::from(of_b))
+            }
+            Some(ScalesOfB::Rows) => f64::from(self.scale_blocks()) * (m + n),
             None => 0.0,
         };
         let outputs = if self.c == Accumulate::None { 1.0 } else { 2.0 };

@@ -17,7 +17,8 @@ use crate::tensor::Tensor;
 /// | `c`, `d` | `[M, N]` | bf16 or f32, the same | rows of N, any pitch |
 ///
 /// The shape of B's scales tells whether 128 rows share one, as those of weights do, or each row has its own, as those
-/// of activations and gradients do; then both operands are e4m3. (A single row has a single scale either way.) Where
+/// of activations and gradients do; then both operands are e4m3. (A single row has a single scale either way.) With 32
+/// in place of 128 for A and B, each 32 of K share a scale, as in MXFP8, and both operands are e4m3. Where
 /// scales have 1 instead of more along a dimension, that one holds for all: `[M, 1]` is a scale for each row of A,
 /// `[1, 1]` or `[1]` one for the whole operand.
 ///

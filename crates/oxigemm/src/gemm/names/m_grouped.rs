@@ -45,6 +45,8 @@ fn nn(
 ///
 /// Where scales have 1 instead of more along a dimension, that one holds for all: `[G, 1, 1]` is a scale for each
 /// group's B.
+/// With 32 in place of 128 for A and B, each 32 of K share a scale, as in MXFP8; then B may also have one for each row,
+/// `[G, N, ceil(K/32)]`.
 ///
 /// `alignment` is that of the first row of every group: 1, 16, 32, 64 or 128. Nothing has to be padded
 /// further. Rows of no group cost nothing and are left as they are in D. They may be read, and must be memory, but
@@ -103,6 +105,7 @@ pub fn m_grouped_fp8_gemm_nt_contiguous(
 /// | `masked_m` | `[G]` | i32 | contiguous |
 ///
 /// Where scales have 1 instead of more along a dimension, that one holds for all.
+/// With 32 in place of 128 for A and B, each 32 of K share a scale, as in MXFP8; then B may also have one for each row.
 ///
 /// Of group `g` the first `masked_m[g]` rows are computed; counts are clamped to `0..=M`. All further rows cost
 /// nothing and are left as they are in D. They may be read, and must be memory, but nothing depends on what they hold.

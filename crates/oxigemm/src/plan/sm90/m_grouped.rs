@@ -50,7 +50,8 @@ pub(super) fn estimate(
     let bytes = f64::from(tile.operands.element_bytes());
     let (b_bytes, k_blocks) = (groups * rows_of_b * k * bytes, config.k_blocks(shape.k) * passes);
     let others = groups * rows * (k * bytes + 2.0 * n);
-    if is_fp8 {
+    let scales_of_32 = tile.operands.has_scales_of_32();
+    if is_fp8 && !scales_of_32 {
         let work = fitted::Work {
             tiles,
             multiplied: multiplied / tiles_m,
@@ -69,7 +70,10 @@ pub(super) fn estimate(
         k_blocks,
         memory: b_bytes * (1.0 + READ_AGAIN_F16 * (tiles_m.min(2.0) - 1.0)) + others,
         multiplied: multiplied / tiles_m,
-        efficiency: persistent::f16_efficiency(&tile),
+        efficiency: match scales_of_32 {
+            true => persistent::scales32_efficiency(&tile),
+            false => persistent::f16_efficiency(&tile),
+        },
         overlaps: false,
         last_wave: None,
     };

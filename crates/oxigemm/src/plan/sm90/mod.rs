@@ -20,6 +20,7 @@ mod split_k;
 
 use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::params::ScalesOfB;
 
 use super::{Cost, GemmConfig, GemmShape, KGroupedShape, Limits, OperandKind, PlanRequest, PlanShape};
 pub(super) use candidates::candidates;
@@ -126,11 +127,11 @@ impl Tile {
 /// Bytes that cross the memory bus at least once.
 fn memory_bytes(operands: OperandKind, shape: GemmShape) -> f64 {
     let [m, n, k] = [shape.m, shape.n, shape.k].map(f64::from);
-    let k_blocks = f64::from(shape.k_blocks());
-    let scales = match operands.has_scales() {
-        true if operands.is_1d1d() => k_blocks * (m + n),
-        true => k_blocks * (m + n / f64::from(BLOCK_K)),
-        false => 0.0,
+    let blocks = f64::from(operands.scale_blocks(shape.k));
+    let scales = match operands.scales {
+        Some(ScalesOfB::Rows) => blocks * (m + n),
+        Some(ScalesOfB::Blocks) => blocks * (m + n / f64::from(operands.scale_block.size())),
+        None => 0.0,
     };
     (m + n) * k * f64::from(operands.element_bytes()) + 4.0 * scales + 2.0 * m * n
 }

@@ -1,6 +1,7 @@
 //! Cost of persistent kernels.
 
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::params::ScalesOfB;
 
 use super::super::{Cost, GemmConfig, GemmShape, Limits};
 use super::{ROW_BYTES, Speeds, TENSOR_F16, Tile, fitted, memory_bytes};
@@ -30,6 +31,9 @@ fn efficiency(tile: &Tile) -> f64 {
         // Every product has a scale of its own, which the tensor core computes as well.
         return if tile.m == 128 { 0.66 } else { 0.54 };
     }
+    if tile.operands.has_scales_of_32() {
+        return scales32_efficiency(tile);
+    }
     match (tile.m, tile.n) {
         (256, 128) => 0.957,
         (128, 192) => 0.946,
@@ -41,6 +45,20 @@ fn efficiency(tile: &Tile) -> f64 {
         (64, 256) => 0.684,
         (64, 128) => 1.012,
         _ => 0.546,
+    }
+}
+
+/// The same with scales of 32, counted and not fitted: promotion after each 32 of K takes as many instructions as the
+/// tensor core takes cycles, with 1x32 scales of B twice as many.
+pub(super) fn scales32_efficiency(tile: &Tile) -> f64 {
+    let promotion = match tile.operands.scales {
+        Some(ScalesOfB::Rows) => 0.42,
+        _ => 0.66,
+    };
+    match (tile.m, tile.n) {
+        (128, 128) => promotion,
+        (64, 128) => 0.9 * promotion,
+        _ => 0.75 * promotion,
     }
 }
 
@@ -87,7 +105,7 @@ pub(super) fn dense(config: &GemmConfig, shape: GemmShape, limits: &Limits) -> C
     let m_tiles = shape.m.div_ceil(tile.m * cluster_m);
     let tiles = f64::from(m_tiles) * f64::from(shape.n.div_ceil(tile.n * cluster_n));
     let memory = memory_bytes(tile.operands, shape);
-    if !tile.operands.is_1d1d() {
+    if !tile.operands.is_1d1d() && !tile.operands.has_scales_of_32() {
         let tail = config.is_stream_k().then(|| config.launch(shape, limits.clusters(cluster)).stream_k);
         let b_bytes = f64::from(shape.n) * f64::from(shape.k) * f64::from(tile.operands.element_bytes());
         let work = fitted::Work {

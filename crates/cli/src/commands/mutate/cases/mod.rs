@@ -47,9 +47,12 @@ impl Persistent {
             GemmKernel::Sm90(sm90::Kernel::Fp8Persistent(config)) => Some(config),
             GemmKernel::Sm90(_) => None,
         };
+        let stages = *kernel.stages().start() as usize;
         let (depth, short) = match &fp8 {
             Some(config) => (fp8_depth(config), 100),
-            None => ((*kernel.stages().start() as usize + 1) * 64 - 8, 40),
+            // An odd number of stages, of which the last has scales for a part: they are loaded for two at a time.
+            None if types.has_scales() => ((stages | 1) * 128 + 80, 100),
+            None => ((stages + 1) * 64 - 8, 40),
         };
         let [block_m, block_n] = kernel.tile().map(|x| x as usize);
         Some(Persistent { types, layout, block_m, block_n, depth, short, kernel, fp8 })
@@ -77,6 +80,7 @@ pub(super) fn cases(id: KernelId, limits: &Limits) -> Vec<Case> {
             Grouping::Dense if fused => fused::dense(&persistent, kernel.fusion()),
             Grouping::Dense => match &persistent.fp8 {
                 Some(config) => fp8_dense(&persistent, &kernel, config),
+                None if persistent.types.has_scales() => scales32_dense(&persistent),
                 None => half_dense(&persistent),
             },
         };
@@ -144,6 +148,16 @@ fn fp8_dense(kernel: &Persistent, id: &GemmKernel, config: &fp8_persistent::Conf
         let fours = config.stages.next_multiple_of(4) as usize;
         let deeper = |more| GemmCase { k: (fours + more) * 128, ..along.clone() };
         cases.extend([1, 3].map(|more| kernel.case(deeper(more), [1, 1], 1)));
+    }
+    cases
+}
+
+/// The ways to D of 16-bit operands, with every layout of scales.
+fn scales32_dense(kernel: &Persistent) -> Vec<Case> {
+    let orders = [ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd];
+    let mut cases = half_dense(kernel);
+    for (case, order) in cases.iter_mut().zip(orders.into_iter().cycle()) {
+        (case.gemm.sfa, case.gemm.sfb) = (order, order);
     }
     cases
 }
