@@ -68,7 +68,7 @@ fn devices_are_shown_or_why_there_are_none() {
 fn the_closed_set_is_listed() {
     let text = stdout(&oxigemm(&["prebuild", "--list"]));
     let names: Vec<&str> = text.lines().collect();
-    for (element, most) in [("fp8", 72), ("bf16", 50), ("fp16", 50)] {
+    for (element, most) in [("fp8", 82), ("bf16", 50), ("fp16", 50)] {
         let of = names.iter().filter(|name| name.starts_with(&format!("sm90_{element}_gemm_"))).count();
         assert!(of > 5 && of <= most, "{of} of {element}: {text}");
     }
@@ -77,7 +77,11 @@ fn the_closed_set_is_listed() {
     {
         assert_eq!(names.iter().filter(|name| name.starts_with(family)).count(), count, "{family}: {text}");
     }
+<<<<<<< HEAD
     assert!(names.len() <= 329, "{text}");
+=======
+    assert!(names.len() <= 308, "{text}");
+>>>>>>> scales32
     let listed = &json(&["prebuild", "--list", "--json"])[0];
     assert_eq!(listed["kernels"].as_array().map(Vec::len), Some(names.len()));
     assert_eq!(listed["arch"], "sm_90a");

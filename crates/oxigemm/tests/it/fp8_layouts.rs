@@ -235,7 +235,7 @@ fn what_cannot_be_addressed_is_refused_with_its_name() {
     let offset = new(&[64, 48]).narrow(1, 8, 32).unwrap();
     let error = refused(&a, &(offset, b.1.clone()));
     assert!(matches!(error, Error::Alignment { argument: "b", .. }), "{error}");
-    let scales = Tensor::zeros(DType::F32, &[2, 1], &device).unwrap();
+    let scales = Tensor::zeros(DType::F32, &[3, 1], &device).unwrap();
     let error = refused(&a, &(b.0.clone(), scales));
     assert!(matches!(error, Error::ScaleShape { argument: "sfb", .. }), "{error}");
     let error = refused(&a, &(b.0.narrow(0, 0, 48).unwrap(), b.1.clone()));

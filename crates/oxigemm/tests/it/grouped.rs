@@ -5,8 +5,8 @@ use crate::common::{GroupedCase as Case, ScaleOrder, ends, ids, schedules};
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors,
-    Sim, Tensor, fp8_gemm_nt, gemm_raw,
+    Addend, DType, Device, Error, GemmOptions, GroupedRows, RawGemm, RawGrouping, RawGroups, RawMatrix,
+    RawScaleFactors, Sim, Tensor, fp8_gemm_nt, gemm_raw, m_grouped_fp8_gemm_nt_contiguous, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -424,4 +424,57 @@ fn features_of_grouped_kernels() {
             }
         }
     }
+}
+
+/// Operands of three groups with K 256 and N 136, and D of one value, on a device.
+fn scattered(rows: usize, device: &Device) -> Result<[Tensor; 5], Error> {
+    let (groups, n, k) = (3, 136, 256);
+    let drawn = |dtype, seed, dims: &[usize]| {
+        let values = random::normals(seed, dims.iter().product());
+        Tensor::from_f32(dtype, &values, dims, device)
+    };
+    let positive = |seed, dims: &[usize]| {
+        let values: Vec<f32> =
+            random::normals(seed, dims.iter().product()).iter().map(|x| x.abs() + 0.1).collect();
+        Tensor::from_f32(DType::F32, &values, dims, device)
+    };
+    Ok([
+        drawn(DType::E4m3, 1, &[rows, k])?,
+        positive(2, &[rows, 2])?,
+        drawn(DType::E4m3, 3, &[groups, n, k])?,
+        positive(4, &[groups, 2, 2])?,
+        Tensor::from_f32(DType::Bf16, &vec![7.0; rows * n], &[rows, n], device)?,
+    ])
+}
+
+#[test]
+fn groups_in_several_places_and_holes_are_computed() -> Result<(), Error> {
+    // Blocks of 16 rows: group 1 in two places, a hole of -1 in group 0, a block of no group.
+    let mut ids = vec![1i32; 16];
+    ids.extend([0; 40]);
+    ids[24..27].fill(-1);
+    ids.extend([-1; 24]);
+    ids.extend([1; 20]);
+    ids.extend([-1; 12]);
+    ids.extend([2; 70]);
+    // The same with each group in one place: only a hole is left.
+    let once: Vec<i32> = ids.iter().enumerate().map(|(row, id)| if row < 16 { -1 } else { *id }).collect();
+    for ids in [ids, once] {
+        let run = |device: &Device| -> Result<Vec<f32>, Error> {
+            let [a, sfa, b, sfb, mut d] = scattered(ids.len(), device)?;
+            let ids = Tensor::from_slice(&ids, &[ids.len()], device)?;
+            let options = GemmOptions::default();
+            let rows = GroupedRows::Ids(&ids);
+            m_grouped_fp8_gemm_nt_contiguous((&a, &sfa), (&b, &sfb), &mut d, rows, 16, None, &options)?;
+            d.to_vec_f32()
+        };
+        let (found, expected) = (run(&Device::sim())?, run(&Device::Cpu)?);
+        for (row, (found, expected)) in found.chunks(136).zip(expected.chunks(136)).enumerate() {
+            let id = ids[row];
+            assert!(id < 0 || expected.iter().any(|x| *x != 7.0), "row {row} of group {id} is not computed");
+            let close = |(x, y): (&f32, &f32)| (x - y).abs() <= 0.02 * y.abs() + 0.3;
+            assert!(found.iter().zip(expected).all(close), "row {row} of group {id}");
+        }
+    }
+    Ok(())
 }
