@@ -33,6 +33,7 @@ pub fn checks() -> Vec<Check> {
                 repeats(setup, types)
             }));
     }
+    checks.push(Check::anywhere("m-grouped: groups in several places", scattered));
     for types in [FP8, BF16, FP16] {
         checks.push(Check::anywhere(&format!("{types}: random batches"), move |setup| batches(setup, types)));
     }
@@ -146,7 +147,7 @@ fn clamped(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
         (GroupLayout::Ends, &[10, 0, 40], &[10, 3, 1 << 30]),
         (GroupLayout::Ends, &[0, 0, 56], &[-5, 0, 56]),
         (GroupLayout::Ids, &[3, 0, 0], &[0, 0, 0, -1, 7, 7, i32::MIN, i32::MAX]),
-        (GroupLayout::Ids, &[2, 1, 0], &[0, 0, 1, 0, 0, -2, 99, 0]),
+        (GroupLayout::Ids, &[2, 1, 0], &[0, 0, 1, -3, 98, -2, 99, 3]),
     ];
     for (i, (layout, rows, numbers)) in cases.into_iter().enumerate() {
         let mut groups = MGroups { alignment: 1, ..MGroups::new(layout, rows.to_vec()) };
@@ -164,6 +165,39 @@ fn clamped(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
         accept(&gemm.judge(Effort::QUICK)?, untouched, |what| format!("case {i}, {}", about(what)))?;
     }
     Ok(format!("{} layouts, each computed as far as there are groups", cases.len()))
+}
+
+/// Groups in several places, and a hole in one: as on the CPU.
+fn scattered(setup: &Setup) -> Result<String, Failure> {
+    // Blocks of 128 rows: group 1 in two places, a hole of -1 in group 0, a block of no group.
+    let mut ids = vec![1i32; 128];
+    ids.extend([0; 300]);
+    ids[200..210].fill(-1);
+    ids.extend([-1; 212]);
+    ids.extend([1; 100]);
+    ids.extend([-1; 28]);
+    ids.extend([2; 131]);
+    let (rows, groups, n, k) = (ids.len(), 3, 136, 256);
+    let run = |device: &Device| -> Result<Vec<f32>, Failure> {
+        let drawn = |dtype, seed, dims: &[usize]| {
+            Tensor::from_f32(dtype, &random::normals(seed, dims.iter().product()), dims, device)
+        };
+        let ones = |dims: &[usize]| Tensor::from_f32(DType::F32, &vec![1.0; dims.iter().product()], dims, device);
+        let (a, b) = (drawn(DType::E4m3, 1, &[rows, k])?, drawn(DType::E4m3, 2, &[groups, n, k])?);
+        let (sfa, sfb) = (ones(&[rows, 2])?, ones(&[groups, 2, 2])?);
+        let mut d = Tensor::from_f32(DType::Bf16, &vec![99.0; rows * n], &[rows, n], device)?;
+        let ids = Tensor::from_slice(&ids, &[rows], device)?;
+        let (places, options) = (GroupedRows::Ids(&ids), GemmOptions::default());
+        m_grouped_fp8_gemm_nt_contiguous((&a, &sfa), (&b, &sfb), &mut d, places, 128, None, &options)?;
+        device.synchronize()?;
+        Ok(d.to_vec_f32()?)
+    };
+    let (found, expected) = (run(&setup.device)?, run(&Device::Cpu)?);
+    let wrong = found.iter().zip(&expected).position(|(x, y)| (x - y).abs() > 0.02 * y.abs() + 0.5);
+    match wrong {
+        Some(at) => Err(format!("row {}: {} instead of {}", at / n, found[at], expected[at]).into()),
+        None => Ok("group 1 in two places, group 0 with a hole".to_owned()),
+    }
 }
 
 /// A graph that was captured once, launched with groups that change, on memory that changes with them.
