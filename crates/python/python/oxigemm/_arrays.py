@@ -1,9 +1,15 @@
-"""New arrays like those of the caller: torch tensors for torch tensors, numpy arrays for all else."""
+"""New arrays like those of the caller, and checks of what the extension does not see: shapes, types and numbers."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence, Tuple
+
+from .errors import ArgumentError, ArgumentTypeError
+
+#: Element types of outputs, in torch and in numpy with ml_dtypes.
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+FLOATS = ("bfloat16", "float16", "float32")
 
 
 def dtype_name(dtype: Any) -> str:
@@ -12,6 +18,76 @@ def dtype_name(dtype: Any) -> str:
         return "float32"
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
     return name[6:] if name.startswith("torch.") else name
+
+
+def expect_dtype(argument: str, dtype: Any, allowed: Sequence[str]) -> str:
+    """The name of an element type that is one of these."""
+    name = dtype_name(dtype)
+    if name not in allowed:
+        message = f"`{argument}` is no element type for this: expected {_either(allowed)}, found {name}"
+        raise ArgumentTypeError(message, argument)
+    return name
+
+
+def expect_elements(argument: str, array: Any, allowed: Sequence[str]) -> None:
+    """Refuses an array with elements of another type."""
+    expect_shape(argument, array)
+    name = dtype_name(array.dtype)
+    if name not in allowed:
+        message = f"`{argument}` has the wrong element type: expected {_either(allowed)}, found {name}"
+        raise ArgumentTypeError(message, argument)
+    if not getattr(array.dtype, "isnative", True):
+        message = f"`{argument}` has the wrong element type: expected native {name}, found big-endian {name}"
+        raise ArgumentTypeError(message, argument)
+
+
+def expect_shape(argument: str, array: Any, rank: Optional[int] = None) -> Tuple[int, ...]:
+    """The shape of an array, of so many dimensions."""
+    shape = getattr(array, "shape", None)
+    if not isinstance(shape, tuple) or not hasattr(array, "dtype"):
+        found = type(array).__name__
+        message = f"`{argument}` has the wrong type: expected a torch tensor or an array, found {found}"
+        raise ArgumentTypeError(message, argument)
+    if rank is not None and len(shape) != rank:
+        message = f"`{argument}` has the wrong rank: expected {rank} dimensions, found {tuple(shape)}"
+        raise ArgumentError(message, argument)
+    return shape
+
+
+def expect_matrix(argument: str, array: Any) -> Tuple[int, int]:
+    """Rows and columns of a matrix."""
+    rows, columns = expect_shape(argument, array, 2)
+    return rows, columns
+
+
+def expect_int(argument: str, value: Any, least: Optional[int] = None, most: Optional[int] = None) -> int:
+    """An integer in a range."""
+    if not isinstance(value, int):
+        try:
+            value = value.__index__()
+        except (AttributeError, TypeError):
+            found = f"{value!r} ({type(value).__name__})"
+            message = f"`{argument}` has the wrong type: expected an integer, found {found}"
+            raise ArgumentTypeError(message, argument) from None
+    if (least is not None and value < least) or (most is not None and value > most):
+        expected = f"{least} or more" if most is None else f"{least} to {most}"
+        raise ArgumentError(f"`{argument}` is out of range: expected {expected}, found {value}", argument)
+    return value
+
+
+def expect_choice(argument: str, value: Any, allowed: Sequence[str]) -> str:
+    """A string that is one of these."""
+    if not isinstance(value, str):
+        found = f"{value!r} ({type(value).__name__})"
+        message = f"`{argument}` has the wrong type: expected {_either(allowed)}, found {found}"
+        raise ArgumentTypeError(message, argument)
+    if value not in allowed:
+        raise ArgumentError(f"`{argument}` is unknown: expected {_either(allowed)}, found {value}", argument)
+    return value
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def is_torch(array: Any) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence, Tuple
+from typing import Any, Sequence, Set, Tuple
 
 from ... import _call
 from ... import _oxigemm as _C
-from ..._arrays import empty, is_torch
-from ...errors import ArgumentError
+from ..._arrays import FLOATS, empty, expect_elements, expect_int, expect_matrix, expect_shape, is_torch
+from ...errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "align",
@@ -35,13 +35,25 @@ _SMALLEST = 1e-4
 
 
 def ceil_div(x: int, y: int) -> int:
-    """``x / y``, rounded up."""
-    return -(-x // y)
+    """``x / y``, rounded up.
+
+    >>> ceil_div(7, 4)
+    2
+    """
+    return -(-expect_int("x", x) // _divisor(y))
 
 
 def align(x: int, y: int) -> int:
-    """The first multiple of ``y`` that is not below ``x``."""
+    """The first multiple of ``y`` that is not below ``x``.
+
+    >>> align(7, 4)
+    8
+    """
     return ceil_div(x, y) * y
+
+
+def _divisor(y: Any) -> int:
+    return expect_int("y", y, 1)
 
 
 def _bits(x: Any, name: str) -> Any:
@@ -62,8 +74,17 @@ def _cast(x: Any, name: str) -> Any:
     return x.astype(name)
 
 
+def _contiguous(x: Any) -> Any:
+    """The same values, row-major without gaps."""
+    if is_torch(x):
+        return x.contiguous()
+    # Unlike numpy.ascontiguousarray, this keeps the rank of a scalar.
+    return x if x.flags.c_contiguous else x.copy()
+
+
 def ceil_to_ue8m0(x: Any) -> Any:
     """Positive float32 numbers rounded up to powers of two."""
+    expect_elements("x", x, ("float32",))
     bits = _bits(x, "int32")
     exponent = (bits >> 23) + _cast((bits & 0x7FFFFF) != 0, "int32")
     return _bits(exponent.clip(1, 254) << 23, "float32")
@@ -74,14 +95,19 @@ def pack_ue8m0_to_int(x: Any) -> Any:
 
     Other numbers lose their mantissa. The call does not synchronize, so it can be captured into a CUDA graph.
     """
-    if x.shape[-1] % 4 != 0:
-        raise ArgumentError(f"`x` has the wrong shape: expected a multiple of 4 columns, found {tuple(x.shape)}", "x")
+    expect_elements("x", x, ("float32",))
+    shape = expect_shape("x", x)
+    if not shape or shape[-1] % 4 != 0:
+        raise ArgumentError(f"`x` has the wrong shape: expected a multiple of 4 columns, found {tuple(shape)}", "x")
     exponents = _cast(_bits(x, "int32") >> 23, "uint8")
-    return _bits(exponents, "int32")
+    # Strides of the caller are kept by a cast, and four bytes have to follow each other.
+    return _bits(_contiguous(exponents), "int32")
 
 
 def unpack_ue8m0_from_int(packed: Any) -> Any:
     """The powers of two of ``pack_ue8m0_to_int``: float32 [..., 4 * K]."""
+    expect_elements("packed", packed, ("int32",))
+    packed = _contiguous(packed)
     return _bits(_cast(_bits(packed, "uint8"), "int32") << 23, "float32")
 
 
@@ -94,16 +120,20 @@ def _quantize(x: Any, granularity: str, scales: Sequence[int], use_ue8m0: bool) 
     return codes, sf
 
 
-def _matrix(x: Any) -> Tuple[int, int]:
-    if len(x.shape) != 2:
-        raise ArgumentError(f"`x` has the wrong rank: expected 2 dimensions, found {tuple(x.shape)}", "x")
-    return x.shape[0], x.shape[1]
-
-
 def _expect_gran_k(gran_k: int, allowed: Sequence[int]) -> None:
-    if gran_k not in allowed:
+    if expect_int("gran_k", gran_k) not in allowed:
         expected = " or ".join(map(str, allowed))
         raise ArgumentError(f"`gran_k` has no kernels: expected {expected}, found {gran_k}", "gran_k")
+
+
+def _expect_packable(m: int, k: int, gran_k: int, use_ue8m0: bool) -> None:
+    """The check of scales that are packed, four of a row."""
+    if not use_ue8m0:
+        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
+        raise ArgumentError(message, "use_packed_ue8m0")
+    if ceil_div(k, gran_k) % 4 != 0:
+        expected = f"a multiple of 4 scales a row, {4 * gran_k} columns"
+        raise ArgumentError(f"`x` has the wrong shape: expected {expected}, found {(m, k)}", "x")
 
 
 def per_token_cast_to_fp8(
@@ -114,18 +144,17 @@ def per_token_cast_to_fp8(
     A scale is ``max(amax, 1e-4) / 448``; ``use_ue8m0`` rounds it up to a power of two, ``use_packed_ue8m0`` packs four
     of a row into an int32. ``gran_k``, the columns that share a scale, is 128 or 32.
     """
-    m, k = _matrix(x)
+    m, k = expect_matrix("x", x)
     _expect_gran_k(gran_k, (128, 32))
-    if use_packed_ue8m0 and not use_ue8m0:
-        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
-        raise ArgumentError(message, "use_packed_ue8m0")
+    if use_packed_ue8m0:
+        _expect_packable(m, k, gran_k, use_ue8m0)
     codes, sf = _quantize(x, f"1x{gran_k}", (m, ceil_div(k, gran_k)), use_ue8m0)
     return codes, pack_ue8m0_to_int(sf) if use_packed_ue8m0 else sf
 
 
 def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple[Any, Any]:
     """A matrix [M, N] as e4m3 [M, N] and 128x1 scales, float32 [M/128, N]."""
-    m, n = _matrix(x)
+    m, n = expect_matrix("x", x)
     _expect_gran_k(gran_k, (128,))
     if m % gran_k != 0:
         message = f"`x` has the wrong shape: expected a multiple of {gran_k} rows, found {tuple(x.shape)}"
@@ -135,23 +164,39 @@ def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple
 
 def per_block_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple[Any, Any]:
     """A matrix [N, K] as e4m3 [N, K] and 128x128 scales, float32 [N/128, K/128]: weights."""
-    n, k = _matrix(x)
+    n, k = expect_matrix("x", x)
     _expect_gran_k(gran_k, (128,))
     return _quantize(x, "128x128", (ceil_div(n, gran_k), ceil_div(k, gran_k)), use_ue8m0)
 
 
 def per_custom_dims_cast_to_fp8(x: Any, dims: Sequence[int], use_ue8m0: bool) -> Tuple[Any, Any]:
     """An array of any rank as e4m3, and float32 scales along ``dims``: all other dimensions share one."""
-    kept = {dim % len(x.shape) for dim in dims}
-    if kept == {0} and len(x.shape) == 2:
-        codes, sf = _quantize(x, "row", (x.shape[0], 1), use_ue8m0)
+    shape = expect_shape("x", x)
+    expect_elements("x", x, FLOATS)
+    kept = _dims(dims, len(shape))
+    others = tuple(dim for dim in range(len(shape)) if dim not in kept)
+    if any(shape[dim] == 0 for dim in others):
+        message = f"`x` has the wrong shape: expected elements for each scale, found {tuple(shape)}"
+        raise ArgumentError(message, "x")
+    if kept == {0} and len(shape) == 2:
+        codes, sf = _quantize(x, "row", (shape[0], 1), use_ue8m0)
         return codes, sf.squeeze()
-    others = tuple(dim for dim in range(len(x.shape)) if dim not in kept)
     values = _cast(x, "float32")
-    largest = abs(values).amax(dim=others, keepdim=True) if is_torch(x) else abs(values).max(others, keepdims=True)
+    largest = abs(values)
+    # For torch, no dimensions are all of them.
+    if others:
+        largest = largest.amax(dim=others, keepdim=True) if is_torch(x) else largest.max(others, keepdims=True)
     sf = largest.clip(_SMALLEST) / _LARGEST
     sf = ceil_to_ue8m0(sf) if use_ue8m0 else sf
     return _cast(values * (1.0 / sf), "float8_e4m3fn"), sf.squeeze()
+
+
+def _dims(dims: Any, rank: int) -> Set[int]:
+    """Dimensions, counted from the end where they are negative, as a set."""
+    if not isinstance(dims, (tuple, list)):
+        found = type(dims).__name__
+        raise ArgumentTypeError(f"`dims` has the wrong type: expected a tuple of integers, found {found}", "dims")
+    return {expect_int("dims", dim, -rank, rank - 1) % rank for dim in dims}
 
 
 def _fp4_codes(values: Any) -> Any:
@@ -189,32 +234,46 @@ def per_token_cast_to_fp4(
     A scale is ``max(amax, 1e-4) / 6``; ``use_ue8m0`` rounds it up to a power of two, ``use_packed_ue8m0`` packs four of
     a row into an int32. No GEMM for Hopper takes such operands.
     """
-    m, k = _matrix(x)
+    m, k = expect_matrix("x", x)
     if k % 2 != 0:
         raise ArgumentError(f"`x` has the wrong shape: expected an even number of columns, found {(m, k)}", "x")
-    if use_packed_ue8m0 and not use_ue8m0:
-        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
-        raise ArgumentError(message, "use_packed_ue8m0")
+    expect_elements("x", x, FLOATS)
+    expect_int("gran_k", gran_k, 1)
+    if use_packed_ue8m0:
+        _expect_packable(m, k, gran_k, use_ue8m0)
     values = empty(x, (m, align(k, gran_k)), "float32")
     values[:, :k], values[:, k:] = _cast(x, "float32"), 0
-    blocks = values.reshape(m, -1, gran_k)
+    blocks = values.reshape(m, ceil_div(k, gran_k), gran_k)
     largest = abs(blocks).amax(dim=2) if is_torch(x) else abs(blocks).max(2)
     sf = largest.clip(_SMALLEST) / 6.0
     sf = ceil_to_ue8m0(sf) if use_ue8m0 else sf
-    codes = _fp4_codes((blocks * (1.0 / sf)[:, :, None]).reshape(m, -1)[:, :k])
+    codes = _fp4_codes((blocks * (1.0 / sf)[:, :, None]).reshape(m, align(k, gran_k))[:, :k])
     return _packed_fp4(codes), pack_ue8m0_to_int(sf) if use_packed_ue8m0 else sf
 
 
 def transpose_packed_fp4(packed: Any) -> Any:
     """A matrix of e2m1, int8 [M, K/2], transposed: int8 [K, M/2]."""
+    rows, _ = expect_matrix("packed", packed)
+    expect_elements("packed", packed, ("int8", "uint8"))
+    if rows % 2 != 0:
+        expected, found = "an even number of rows", tuple(packed.shape)
+        raise ArgumentError(f"`packed` has the wrong shape: expected {expected}, found {found}", "packed")
     codes = _unpacked_fp4(packed).swapaxes(0, 1)
     return _packed_fp4(codes)
 
 
 def cast_back_from_fp4(packed: Any, sf: Any, gran_k: int = 128, use_packed_ue8m0: bool = False) -> Any:
     """The float32 [M, K] that ``per_token_cast_to_fp4`` has cast."""
+    expect_matrix("packed", packed)
+    expect_elements("packed", packed, ("int8", "uint8"))
+    expect_int("gran_k", gran_k, 1)
     codes = _unpacked_fp4(packed)
     m, k = codes.shape
+    expect_elements("sf", sf, ("int32",) if use_packed_ue8m0 else ("float32",))
+    scales = unpack_ue8m0_from_int(sf) if use_packed_ue8m0 else sf
+    if expect_matrix("sf", scales) != (m, ceil_div(k, gran_k)):
+        expected, found = (m, ceil_div(k, gran_k)), tuple(scales.shape)
+        raise ArgumentError(f"`sf` has the wrong number of scales: expected {expected}, found {found}", "sf")
     if is_torch(packed):
         torch: Any = sys.modules["torch"]
         values = torch.tensor(_FP4_VALUES, device=packed.device)[_cast(codes & 7, "int64")]
@@ -223,6 +282,5 @@ def cast_back_from_fp4(packed: Any, sf: Any, gran_k: int = 128, use_packed_ue8m0
 
         values = numpy.array(_FP4_VALUES, numpy.float32)[codes & 7]
     signed = values * (1.0 - 2.0 * _cast(codes >> 3, "float32"))
-    scales = unpack_ue8m0_from_int(sf) if use_packed_ue8m0 else sf
     scales = scales.repeat_interleave(gran_k, 1) if is_torch(scales) else scales.repeat(gran_k, 1)
     return signed * scales[:, :k]
