@@ -42,13 +42,13 @@ pub struct Array {
     pub read_only: bool,
 }
 
-/// How the objects of a class are read.
+/// How the objects of a class are read. Those of torch may be negated lazily, which their memory does not tell.
 #[derive(Clone, Copy)]
 enum Reader {
     /// By the functions that the class offers.
-    Exchange(Exchange),
+    Exchange { exchange: Exchange, may_be_negated: bool },
     /// By the attributes of a torch tensor.
-    Torch,
+    Torch { may_be_negated: bool },
     /// By the attributes of a numpy array.
     Numpy,
     /// By `__dlpack__`.
@@ -120,8 +120,15 @@ impl Array {
         keep: &mut Vec<Bound<'py, PyAny>>,
     ) -> PyResult<(Array, Option<Exchange>)> {
         match reader(name, object)? {
-            Reader::Exchange(exchange) => Ok((exchange.read(name, object)?, Some(exchange))),
-            Reader::Torch => Ok((torch(name, object)?, None)),
+            Reader::Exchange { exchange, may_be_negated } => {
+                let array = exchange.read(name, object)?;
+                refuse_negated(name, object, may_be_negated)?;
+                Ok((array, Some(exchange)))
+            }
+            Reader::Torch { may_be_negated } => {
+                refuse_negated(name, object, may_be_negated)?;
+                Ok((torch(name, object)?, None))
+            }
             Reader::Numpy => Ok((numpy(name, object)?, None)),
             Reader::DlPack => {
                 let (array, capsule) = dlpack::read(name, object)?;
@@ -169,6 +176,28 @@ impl Array {
             == (other.address, other.dims(), other.strides(), other.dtype)
     }
 
+    /// Refuses elements that lie on each other: of those that are written, one would stay.
+    #[inline]
+    pub fn expect_apart(&self, py: Python<'_>) -> PyResult<()> {
+        if self.dims().contains(&0) || is_apart(self.dims(), self.strides()) {
+            return Ok(());
+        }
+        let found = format!("{:?} for {:?}", self.strides(), self.dims());
+        let expected = "memory of its own for each element, as it is written";
+        Err(argument_error(py, self.name, "has the wrong strides", expected, &found))
+    }
+
+    /// The numbers of a list in memory of the CPU.
+    pub fn host_numbers(&self) -> Option<Vec<i32>> {
+        if self.location != Location::Host || self.dtype != DType::I32 || self.rank != 1 {
+            return None;
+        }
+        let first = std::ptr::with_exposed_provenance::<i32>(self.address as usize);
+        // SAFETY: the object that this was read from keeps the memory, in which each of these elements lies.
+        let number = |i: usize| unsafe { first.wrapping_add(i * self.strides[0]).read_unaligned() };
+        Some((0..self.dims[0]).map(number).collect())
+    }
+
     /// The bytes from the first element to the last.
     pub fn bytes(&self) -> usize {
         if self.dims().contains(&0) {
@@ -193,6 +222,36 @@ impl Array {
     }
 }
 
+/// Whether each stride leads past all that the smaller ones reach.
+#[inline]
+fn is_apart(dims: &[usize], strides: &[usize]) -> bool {
+    let mut order: [(usize, usize); MAX_RANK] = [(0, 0); MAX_RANK];
+    for (to, (&stride, &dim)) in order.iter_mut().zip(strides.iter().zip(dims)) {
+        *to = (stride, dim);
+    }
+    let order = &mut order[..dims.len()];
+    order.sort_unstable();
+    let mut reach = 0usize;
+    for &(stride, dim) in order.iter().filter(|(_, dim)| *dim > 1) {
+        if stride <= reach {
+            return false;
+        }
+        reach = reach.saturating_add(stride.saturating_mul(dim - 1));
+    }
+    true
+}
+
+/// Refuses a tensor of torch whose memory has to be negated when it is read.
+#[inline]
+fn refuse_negated(name: &str, object: &Bound<'_, PyAny>, may_be_negated: bool) -> PyResult<()> {
+    let py = object.py();
+    if may_be_negated && object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        let expected = "a tensor in memory as it is, as of `resolve_neg()`";
+        return Err(argument_error(py, name, "is negated lazily", expected, "one whose negation bit is set"));
+    }
+    Ok(())
+}
+
 #[inline]
 fn reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
     let class = object.get_type_ptr().addr();
@@ -211,13 +270,19 @@ fn reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
 #[cold]
 fn find_reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
     let class = object.get_type();
-    if let Some(exchange) = Exchange::of(class.as_any()) {
-        return Ok(Reader::Exchange(exchange));
-    }
     let has = |attribute: &str| class.hasattr(attribute).unwrap_or(false);
+    let may_be_negated = has("is_neg");
+    if let Some(exchange) = Exchange::of(class.as_any()) {
+        return Ok(Reader::Exchange { exchange, may_be_negated });
+    }
+    if has("mask") && has("filled") {
+        let expected = "an array without a mask";
+        return Err(type_error(object.py(), name, expected, &class.fully_qualified_name()?.to_string()));
+    }
     if has("data_ptr") && has("stride") && has("device") {
-        Ok(Reader::Torch)
-    } else if has("__array_interface__") {
+        Ok(Reader::Torch { may_be_negated })
+    } else if ["__array_interface__", "__setitem__", "dtype", "shape", "strides"].into_iter().all(has) {
+        // A scalar of numpy has no `__setitem__`; its memory is gone when the interface was asked for.
         Ok(Reader::Numpy)
     } else if has("__dlpack__") {
         Ok(Reader::DlPack)
@@ -255,7 +320,11 @@ fn numpy(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
     let dtype = object.getattr(intern!(py, "dtype"))?;
     let found: String = dtype.getattr(intern!(py, "name"))?.extract()?;
     let native: bool = dtype.getattr(intern!(py, "isnative"))?.extract()?;
-    let dtype = named(&found).filter(|_| native).ok_or_else(|| dtype_error(py, name, &found))?;
+    if !native {
+        let order = if cfg!(target_endian = "little") { "big-endian" } else { "little-endian" };
+        return Err(dtype_error(py, name, &format!("{order} {found}")));
+    }
+    let dtype = named(&found).ok_or_else(|| dtype_error(py, name, &found))?;
     let dims: Vec<i64> = object.getattr(intern!(py, "shape"))?.extract()?;
     let bytes: Vec<i64> = object.getattr(intern!(py, "strides"))?.extract()?;
     let size = dtype.size() as i64;
