@@ -75,6 +75,15 @@ def expect_int(argument: str, value: Any, least: Optional[int] = None, most: Opt
     return value
 
 
+def expect_bool(argument: str, value: Any) -> bool:
+    """A bool, of Python or of numpy."""
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+        found = f"{value!r} ({type(value).__name__})"
+        message = f"`{argument}` has the wrong type: expected True or False, found {found}"
+        raise ArgumentTypeError(message, argument)
+    return bool(value)
+
+
 def expect_choice(argument: str, value: Any, allowed: Sequence[str]) -> str:
     """A string that is one of these."""
     if not isinstance(value, str):

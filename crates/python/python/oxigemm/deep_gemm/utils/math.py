@@ -7,7 +7,16 @@ from typing import Any, Sequence, Set, Tuple
 
 from ... import _call
 from ... import _oxigemm as _C
-from ..._arrays import FLOATS, empty, expect_elements, expect_int, expect_matrix, expect_shape, is_torch
+from ..._arrays import (
+    FLOATS,
+    empty,
+    expect_bool,
+    expect_elements,
+    expect_int,
+    expect_matrix,
+    expect_shape,
+    is_torch,
+)
 from ...errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
@@ -112,6 +121,7 @@ def unpack_ue8m0_from_int(packed: Any) -> Any:
 
 
 def _quantize(x: Any, granularity: str, scales: Sequence[int], use_ue8m0: bool) -> Tuple[Any, Any]:
+    use_ue8m0 = expect_bool("use_ue8m0", use_ue8m0)
     codes, sf = empty(x, x.shape, "float8_e4m3fn"), empty(x, scales, "float32")
     if _call.is_compiling():
         _call.ops().quantize(x, codes, sf, granularity, use_ue8m0)
