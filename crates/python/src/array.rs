@@ -9,6 +9,7 @@ use pyo3::types::PyType;
 
 use crate::dlpack::{self, Exchange};
 use crate::error::{argument_error, dtype_error, from_library, type_error};
+use crate::negation::Negation;
 
 /// The device that memory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,13 +43,13 @@ pub struct Array {
     pub read_only: bool,
 }
 
-/// How the objects of a class are read. Those of torch may be negated lazily, which their memory does not tell.
+/// How the objects of a class are read.
 #[derive(Clone, Copy)]
 enum Reader {
     /// By the functions that the class offers.
-    Exchange { exchange: Exchange, may_be_negated: bool },
+    Exchange(Exchange, Negation),
     /// By the attributes of a torch tensor.
-    Torch { may_be_negated: bool },
+    Torch(Negation),
     /// By the attributes of a numpy array.
     Numpy,
     /// By `__dlpack__`.
@@ -120,14 +121,15 @@ impl Array {
         keep: &mut Vec<Bound<'py, PyAny>>,
     ) -> PyResult<(Array, Option<Exchange>)> {
         match reader(name, object)? {
-            Reader::Exchange { exchange, may_be_negated } => {
+            Reader::Exchange(exchange, negation) => {
                 let array = exchange.read(name, object)?;
-                refuse_negated(name, object, may_be_negated)?;
+                negation.refuse(name, object, array.dtype)?;
                 Ok((array, Some(exchange)))
             }
-            Reader::Torch { may_be_negated } => {
-                refuse_negated(name, object, may_be_negated)?;
-                Ok((torch(name, object)?, None))
+            Reader::Torch(negation) => {
+                let array = torch(name, object)?;
+                negation.refuse(name, object, array.dtype)?;
+                Ok((array, None))
             }
             Reader::Numpy => Ok((numpy(name, object)?, None)),
             Reader::DlPack => {
@@ -241,17 +243,6 @@ fn is_apart(dims: &[usize], strides: &[usize]) -> bool {
     true
 }
 
-/// Refuses a tensor of torch whose memory has to be negated when it is read.
-#[inline]
-fn refuse_negated(name: &str, object: &Bound<'_, PyAny>, may_be_negated: bool) -> PyResult<()> {
-    let py = object.py();
-    if may_be_negated && object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-        let expected = "a tensor in memory as it is, as of `resolve_neg()`";
-        return Err(argument_error(py, name, "is negated lazily", expected, "one whose negation bit is set"));
-    }
-    Ok(())
-}
-
 #[inline]
 fn reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
     let class = object.get_type_ptr().addr();
@@ -271,16 +262,15 @@ fn reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
 fn find_reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
     let class = object.get_type();
     let has = |attribute: &str| class.hasattr(attribute).unwrap_or(false);
-    let may_be_negated = has("is_neg");
     if let Some(exchange) = Exchange::of(class.as_any()) {
-        return Ok(Reader::Exchange { exchange, may_be_negated });
+        return Ok(Reader::Exchange(exchange, Negation::of(object)));
     }
     if has("mask") && has("filled") {
         let expected = "an array without a mask";
         return Err(type_error(object.py(), name, expected, &class.fully_qualified_name()?.to_string()));
     }
     if has("data_ptr") && has("stride") && has("device") {
-        Ok(Reader::Torch { may_be_negated })
+        Ok(Reader::Torch(Negation::of(object)))
     } else if ["__array_interface__", "__setitem__", "dtype", "shape", "strides"].into_iter().all(has) {
         // A scalar of numpy has no `__setitem__`; its memory is gone when the interface was asked for.
         Ok(Reader::Numpy)

@@ -130,7 +130,9 @@ impl Exchange {
 /// The error of an object whose library does not tell what it holds.
 #[cold]
 fn unreadable(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
-    let found = error.value(py).to_string();
+    // The first line: torch adds the stack.
+    let text = error.value(py).to_string();
+    let found = text.lines().next().unwrap_or_default().to_owned();
     let expected = "a dense array in memory of a CPU or a GPU";
     let named = argument_error(py, name, "cannot be read", expected, &found);
     named.set_cause(py, Some(error));

@@ -18,6 +18,7 @@ mod fields;
 mod gemm;
 mod logging;
 mod moe;
+mod negation;
 mod quantize;
 mod recipe;
 mod settings;
