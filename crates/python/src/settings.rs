@@ -80,9 +80,14 @@ pub fn host(py: Python<'_>) -> PyResult<Device> {
         Some(device) => Ok(device),
         None => {
             let name = std::env::var("OXIGEMM_DEVICE").unwrap_or_else(|_| "cpu".to_owned());
-            // What computes arrays of the CPU best.
-            let name = if name == "auto" { "cpu" } else { &name };
-            let device = host_device(py, "OXIGEMM_DEVICE", name)?;
+            // A GPU computes what is in its memory; arrays of the CPU are not. It must be there, though.
+            let is_gpu = name == "cuda" || name.starts_with("cuda:");
+            if is_gpu {
+                py.detach(|| name.parse::<Device>())
+                    .map_err(|error| other(py, format!("OXIGEMM_DEVICE is {name}: {error}")))?;
+            }
+            let device =
+                host_device(py, "OXIGEMM_DEVICE", if is_gpu || name == "auto" { "cpu" } else { &name })?;
             *HOST.write().unwrap_or_else(PoisonError::into_inner) = Some(device.clone());
             Ok(device)
         }

@@ -3,6 +3,8 @@
 Where torch is installed it runs on torch tensors of the CPU as well, and on a GPU where the kernels support one.
 """
 
+import importlib.util
+
 import pytest
 
 import oxigemm
@@ -13,12 +15,14 @@ try:
 except ImportError:
     torch = None
 
+HAS_MYPY = importlib.util.find_spec("mypy") is not None
 HAS_GPU = torch is not None and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 DEVICES = ["cpu", "sim", *(["torch"] if torch else []), *(["cuda"] if HAS_GPU else [])]
 
 collect_ignore = [
     *([] if torch else ["test_torch.py", "on_torch.py"]),
     *([] if HAS_GPU else ["test_gpu.py"]),
+    *([] if HAS_MYPY else ["test_typing.py"]),
 ]
 
 #: Functions that take no arrays.
@@ -33,6 +37,8 @@ def pytest_report_header():
     left_out = [] if torch else ["torch is not installed: nothing of torch is tested"]
     if torch and not HAS_GPU:
         left_out.append("there is no Hopper GPU: nothing is tested on one")
+    if not HAS_MYPY:
+        left_out.append("mypy is not installed: types are not tested")
     return [f"oxigemm {oxigemm.__version__} on {', '.join(DEVICES)}", *left_out]
 
 

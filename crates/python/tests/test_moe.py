@@ -46,9 +46,22 @@ def test_rows_are_sorted_by_expert(device, alignment):
         assert tokens[places[token, choice]] == token and groups[places[token, choice]] == ids[token, choice]
 
 
-def test_fewer_rows_than_needed(device):
-    found = run(device, "permute", np.zeros((4, 1), np.int32), 1, 1, rows=2)
-    assert [list(x.ravel()) for x in found] == [[0, 1], [0, 0], [2], [0, 1, -1, -1]]
+def test_fewer_rows_than_these_ids_need(device):
+    ids = np.array([[0], [-1], [0], [7]], np.int32)
+    if device == "cuda":
+        # A GPU cannot tell.
+        found = run(device, "permute", ids, 1, 1, rows=1)
+        assert [list(x.ravel()) for x in found] == [[0], [0], [1], [0, -1, -1, -1]]
+        return
+    with pytest.raises(ValueError, match="2") as caught:
+        run(device, "permute", ids, 1, 1, rows=1)
+    assert caught.value.argument == "rows"
+
+
+def test_fewer_rows_than_other_ids_would_need(device):
+    ids = np.array([[0], [-1], [0], [7]], np.int32)
+    found = run(device, "permute", ids, 1, 1, rows=2)
+    assert [list(x.ravel()) for x in found] == [[0, 2], [0, 0], [2], [0, -1, 1, -1]]
 
 
 def test_tokens_come_back(device):
@@ -76,7 +89,18 @@ WRONG = [
     (lambda: moe.permute(np.zeros(4, np.int32), 2), "ids"),
     (lambda: moe.permute(np.zeros((4, 1), np.float32), 2), "ids"),
     (lambda: moe.permute(np.zeros((4, 1), np.int32), 2, 5), "alignment"),
-    (lambda: moe.permute(np.zeros((4, 1), np.int32), 2000), "ends"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), 2000), "experts"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), 0), "experts"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), -1), "experts"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), 2.0), "experts"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int64), 2), "ids"),
+    (lambda: moe.permute([[0, 1]], 2), "ids"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), 2, 1, rows=-1), "rows"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), 2, 1, rows=1 << 70), "rows"),
+    (lambda: moe.rows_needed(4, 1, 0), "experts"),
+    (lambda: moe.rows_needed(4, 1, 2, 0), "alignment"),
+    (lambda: moe.unpermute(None, np.zeros((4, 1), np.int32), normals(4, 1)), "rows"),
+    (lambda: moe.zero_padding_rows(np.zeros(4, np.int32), -1, normals(4, 8)), "num_groups"),
     (lambda: moe.unpermute(normals(4, 8), np.zeros((4, 1), np.int32), normals(4, 1)), "rows"),
     (lambda: moe.unpermute(normals(4, 8).astype(BF16), np.zeros((4, 1), np.int32), normals(4, 2)), "weights"),
     (lambda: moe.zero_padding_rows(np.zeros(3, np.int32), 1, normals(4, 8)), "ids"),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from shutil import which
 
 import pytest
 
@@ -39,6 +40,18 @@ def test_importing_takes_less_than_50_ms():
 def test_device_from_the_environment():
     assert python("import oxigemm; print(oxigemm.get_device())") == "cpu"
     assert python("import oxigemm; print(oxigemm.get_device())", OXIGEMM_DEVICE="sim:lazy") == "sim"
+
+
+def test_a_device_of_the_environment_that_is_not_there():
+    code = "import oxigemm\ntry: print(oxigemm.get_device())\nexcept oxigemm.OxigemmError as error: print(error)"
+    has_gpu = (
+        subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout if which("nvidia-smi") else b""
+    )
+    expected = "cpu" if has_gpu else "OXIGEMM_DEVICE is cuda"
+    assert python(code, OXIGEMM_DEVICE="cuda").startswith(expected)
+    assert python(code, OXIGEMM_DEVICE="auto") == "cpu"
+    for name in ("tpu", "", "sim:never", "cuda0"):
+        assert python(code, OXIGEMM_DEVICE=name).startswith("`OXIGEMM_DEVICE` is no device")
 
 
 def test_logging_is_set_by_the_environment():
@@ -188,3 +201,72 @@ for _ in range(4):
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
 """
     assert python(code) == "[0, 0, 0, 0]"
+
+
+FORK = """
+import os, signal, sys, numpy as np, oxigemm
+from oxigemm import deep_gemm
+
+signal.alarm(100)
+x = np.random.default_rng(0).standard_normal((48, 64)).astype(np.float16)
+expected = np.empty((48, 48), np.float32)
+
+def product(_=0):
+    d = np.empty((48, 48), np.float32)
+    deep_gemm.fp16_gemm_nt(x, x, d)
+    return d
+
+oxigemm.set_device(sys.argv[1])
+expected = product()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_a_call_then_a_fork_then_a_call(device):
+    code = f"""
+import sys; sys.argv = ["", "{device}"]
+{FORK}
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        same = (product() == expected).all() and (product() == expected).all()
+        os._exit(0 if same else 1)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], (product() == expected).all())
+"""
+    assert python(code) == "[0, 0, 0, 0] True"
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_a_call_then_a_pool_of_forks(device):
+    code = f"""
+import sys; sys.argv = ["", "{device}"]
+{FORK}
+import multiprocessing
+with multiprocessing.get_context("fork").Pool(3) as pool:
+    found = pool.map_async(product, range(6)).get(timeout=80)
+print(all((d == expected).all() for d in found), (product() == expected).all())
+"""
+    assert python(code) == "True True"
+
+
+def test_names_are_exported_once_and_are_all_of_the_modules():
+    for module in (deep_gemm.attention, deep_gemm.gemm, deep_gemm.grouped, deep_gemm.settings, deep_gemm.layout):
+        assert set(module.__all__) <= set(deep_gemm.__all__), module.__name__
+    for module in (deep_gemm.utils.math, deep_gemm.utils.layout):
+        assert set(module.__all__) <= set(deep_gemm.utils.__all__), module.__name__
+    for module in (deep_gemm.testing, deep_gemm.utils, deep_gemm.baseline):
+        assert set(module.__all__) <= set(deep_gemm.__all__), module.__name__
+    assert len(set(deep_gemm.__all__)) == len(deep_gemm.__all__)
+
+
+@pytest.mark.parametrize("module", ["config", "deep_gemm", "deep_gemm.utils.dist", "fused", "moe", "quantization"])
+def test_every_public_name_says_what_it_does(module):
+    import importlib
+
+    found = importlib.import_module(f"oxigemm.{module}")
+    for name in found.__all__:
+        if name != "__version__":
+            assert len(getattr(found, name).__doc__ or "") > 20, name

@@ -3,8 +3,8 @@
 Environment variables, read when something first needs them:
 
 ====================== ==========================================================================================
-``OXIGEMM_DEVICE``     what computes CPU arrays: ``cpu`` (the default), ``sim``, ``sim:lazy``, ``sim:7``; a GPU computes
-                       its own tensors, so ``cuda`` is refused for all others
+``OXIGEMM_DEVICE``     what computes CPU arrays: ``cpu`` (the default), ``sim``, ``sim:lazy``, ``sim:7``. ``cuda``
+                       is an error where there is no GPU, and else the CPU: a GPU computes its own tensors
 ``OXIGEMM_CACHE_DIR``  the cubin cache; ``none`` for no cache; else ``~/.cache/oxigemm``
 ``OXIGEMM_PREBUILT_DIR`` prebuilt cubins, preferred to those of the package
 ``OXIGEMM_PTXAS``      the assembler for kernels that are not prebuilt

@@ -56,25 +56,25 @@ def _alignment(alignment: Any) -> int:
     return alignment
 
 
-def permute(ids: Any, experts: int, alignment: int = 128, rows: Optional[int] = None, drop: bool = False) -> Permuted:
+def permute(ids: Any, experts: int, alignment: int = 128, rows: Optional[int] = None) -> Permuted:
     """Sorts tokens by their experts, in one kernel.
 
     ``ids`` is int32 [T, topk], contiguous: the experts of each token, from 0 to ``experts - 1``. An id that is none of
     them has no row. The rows of an expert start at a multiple of ``alignment``, which is 1, 16, 32, 64 or 128, in the
-    order of tokens. ``rows`` is the number of rows in all, by default ``rows_needed``. With fewer, choices that find no
-    row are lost: their place is -1, and ``unpermute`` adds nothing for them. Such a number has to be asked for by
-    ``drop``. The ids are read on the device: a CUDA graph may be replayed with others.
+    order of tokens. ``rows`` is the number of rows in all, by default ``rows_needed``, and has to be enough for these
+    ids. Too few of them are an error on the CPU and in the simulator. A GPU cannot tell: choices that find no row have
+    place -1 there, and ``unpermute`` adds nothing for them. The ids are read on the device: a CUDA graph may be
+    replayed with others.
 
     >>> tokens, groups, ends, places = permute(ids, experts=256)
     """
     tokens, topk = expect_matrix("ids", ids)
     expect_elements("ids", ids, ("int32",))
     experts, alignment = _experts(experts), _alignment(alignment)
+    if tokens * topk > _MOST_ROWS:
+        raise ArgumentError(f"`ids` is too large: expected up to {_MOST_ROWS} choices, found {tuple(ids.shape)}", "ids")
     needed = rows_needed(tokens, topk, experts, alignment)
     rows = needed if rows is None else expect_int("rows", rows, 0, _MOST_ROWS)
-    if rows < needed and not drop:
-        expected = f"{needed} or more, or fewer with `drop`"
-        raise ArgumentError(f"`rows` may be too few: expected {expected}, found {rows}", "rows")
     found = Permuted(*(empty(ids, shape, "int32") for shape in ((rows,), (rows,), (experts,), (tokens, topk))))
     if _call.is_compiling():
         _call.ops().moe_permute(ids, alignment, *found)

@@ -109,8 +109,11 @@ def quantize_by_scale(x: Any, scale: Any, dtype: Any = "float8_e4m3fn", codes: O
 
     ``scale`` is [1, 1] of float32, as from ``quantize`` with ``tensor``, and is read on the device.
     """
-    shape = expect_matrix("x", x)
-    codes = empty(x, shape, expect_dtype("dtype", dtype, FP8)) if codes is None else codes
+    rows, columns = expect_matrix("x", x)
+    codes = empty(x, (rows, columns), expect_dtype("dtype", dtype, FP8)) if codes is None else codes
+    if (rows == 0 or columns == 0) and expect_matrix("scale", scale) == (1, 1):
+        # The library counts scales by elements, of which there are none.
+        scale = scale[: min(rows, 1), : min(columns, 1)]
     if _call.is_compiling():
         _call.ops().quantize_by_scale(x, scale, codes)
     else:

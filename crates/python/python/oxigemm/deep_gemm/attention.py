@@ -6,7 +6,7 @@ from typing import Any, Optional, Tuple
 
 from .. import _call
 from .. import _oxigemm as _C
-from .._arrays import dtype_name, empty, rows_of
+from .._arrays import dtype_name, empty, expect_int, expect_shape, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
 from .gemm import fp8_gemm_nt_skip_head_mid
 
@@ -26,12 +26,19 @@ __all__ = [
 def _only_fp8(name: str, pair: Any) -> Any:
     """The operand of a pair whose scales, those of FP4, are None."""
     if not isinstance(pair, (tuple, list)):
-        return pair
+        return _query(name, pair)
     if len(pair) != 2:
         raise ArgumentTypeError(f"`{name}` has the wrong type: expected (q, None), found {len(pair)} parts", name)
     if pair[1] is not None:
         raise ArgumentError(f"`{name}[1]` is for FP4: expected None, found scales", name)
-    return pair[0]
+    return _query(name, pair[0])
+
+
+def _query(name: str, query: Any) -> Any:
+    if len(expect_shape(name, query)) not in (3, 4):
+        found = tuple(query.shape)
+        raise ArgumentError(f"`{name}` has the wrong rank: expected 3 dimensions, or 4 if paged, found {found}", name)
+    return query
 
 
 def _logits_dtype(dtype: Any) -> str:
@@ -71,14 +78,14 @@ def fp8_fp4_mqa_logits(
     first key of each query.
     """
     query = _only_fp8("q", q)
-    if max_seqlen_k < 0:
-        raise ArgumentError(f"`max_seqlen_k` is out of range: expected 0 or more, found {max_seqlen_k}", "max_seqlen_k")
+    max_seqlen_k = expect_int("max_seqlen_k", max_seqlen_k, 0)
     if max_seqlen_k > 0 and clean_logits:
         message = "`clean_logits` is not for compressed logits: expected False with `max_seqlen_k`, found True"
         raise ArgumentError(message, "clean_logits")
     if not isinstance(kv, (tuple, list)) or len(kv) != 2:
         raise ArgumentTypeError("`kv` has the wrong type: expected a pair of keys and their scales", "kv")
     keys, scales = kv
+    expect_shape("kv", keys, 2)
     columns = max_seqlen_k if max_seqlen_k > 0 else keys.shape[0]
     logits = rows_of(query, query.shape[0], columns, _logits_dtype(logits_dtype))
     form = "compressed" if max_seqlen_k > 0 else "clean" if clean_logits else "partial"
@@ -115,11 +122,10 @@ def get_paged_mqa_logits_metadata(context_lens: Any, block_kv: int, num_sms: int
     replayed with other lengths.
     """
     _no_indices(indices)
-    if block_kv not in (16, 32, 64, 128):
+    if expect_int("block_kv", block_kv) not in (16, 32, 64, 128):
         message = f"`block_kv` is wrong: expected 16, 32, 64 or 128 keys of a page, found {block_kv}"
         raise ArgumentError(message, "block_kv")
-    if not 1 <= num_sms < 1 << 16:
-        raise ArgumentError(f"`num_sms` is out of range: expected 1 to 65535, found {num_sms}", "num_sms")
+    num_sms = expect_int("num_sms", num_sms, 1, 65535)
     schedule = empty(context_lens, (num_sms + 1, 2), "int32")
     if _call.is_compiling():
         _call.ops().paged_mqa_logits_metadata(context_lens, schedule)
@@ -158,9 +164,7 @@ def fp8_fp4_paged_mqa_logits(
     """
     _no_indices(indices)
     query = _only_fp8("q", q)
-    if max_context_len < 0:
-        message = f"`max_context_len` is out of range: expected 0 or more, found {max_context_len}"
-        raise ArgumentError(message, "max_context_len")
+    max_context_len = expect_int("max_context_len", max_context_len, 0)
     rows = query.shape[0] * query.shape[1]
     logits = rows_of(query, rows, max_context_len, _logits_dtype(logits_dtype))
     if _call.is_compiling():

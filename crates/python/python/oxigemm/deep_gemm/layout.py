@@ -117,7 +117,8 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     if not ks_cpu or any(expect_int("ks_cpu", k) < 0 or k % k_alignment for k in ks_cpu):
         expected = f"multiples of `k_alignment`, {k_alignment}"
         raise ArgumentError(f"`ks_cpu` is wrong: expected {expected}, found {ks_cpu}", "ks_cpu")
-    if tuple(expect_shape("grouped_layout", grouped_layout)) != (len(ks_cpu),):
+    expect_elements("grouped_layout", grouped_layout, ("int32",))
+    if tuple(grouped_layout.shape) != (len(ks_cpu),):
         found = tuple(grouped_layout.shape)
         message = f"`grouped_layout` has the wrong shape: expected {(len(ks_cpu),)}, found {found}"
         raise ArgumentError(message, "grouped_layout")

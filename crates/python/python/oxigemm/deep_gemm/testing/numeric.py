@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._arrays import expect_shape, is_torch
-from ...errors import ArgumentError
+from ..._arrays import dtype_name, expect_shape, is_torch
+from ...errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["assert_bitwise_equal", "calc_diff", "count_bytes"]
 
 
-def _doubles(x: Any) -> Any:
-    return x.double() if is_torch(x) else x.astype("float64")
+def _doubles(name: str, x: Any) -> Any:
+    if dtype_name(x.dtype).startswith("complex"):
+        message = f"`{name}` has the wrong element type: expected real numbers, found {dtype_name(x.dtype)}"
+        raise ArgumentTypeError(message, name)
+    if is_torch(x):
+        return x.double()
+    import numpy
+
+    # A matrix of numpy has another product.
+    return numpy.asarray(x).astype("float64")
 
 
 def calc_diff(x: Any, y: Any) -> float:
@@ -24,7 +32,7 @@ def calc_diff(x: Any, y: Any) -> float:
         # Broadcasting would compare something else.
         found = tuple(y.shape)
         raise ArgumentError(f"`y` has the wrong shape: expected {tuple(x.shape)}, as `x` has, found {found}", "y")
-    x, y = _doubles(x), _doubles(y)
+    x, y = _doubles("x", x), _doubles("y", y)
     norm = (x * x + y * y).sum()
     if norm == 0:
         return 0.0
@@ -38,7 +46,9 @@ def _bytes(x: Any) -> Any:
 
         # A lazy negation is of no consequence for the values, which are compared.
         return x.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return x.reshape(-1).copy().view("uint8")
+    import numpy
+
+    return numpy.asarray(x).reshape(-1).copy().view("uint8")
 
 
 def assert_bitwise_equal(x: Any, y: Any, label: str = "") -> None:

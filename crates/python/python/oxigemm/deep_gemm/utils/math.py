@@ -39,6 +39,8 @@ _LARGEST = 448.0
 #: The values of e2m1 without their sign, by their codes, and what lies between two neighbours.
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+#: The most columns that share a scale.
+_LARGEST_BLOCK = 1 << 16
 #: The least amax of a block.
 _SMALLEST = 1e-4
 
@@ -76,6 +78,10 @@ def _cast(x: Any, name: str) -> Any:
     """The same values as elements of another type."""
     if is_torch(x):
         return x.to(getattr(sys.modules["torch"], name))
+    import numpy
+
+    # A matrix of numpy has another product.
+    x = numpy.asarray(x)
     if name.startswith("float8"):
         import ml_dtypes
 
@@ -83,7 +89,7 @@ def _cast(x: Any, name: str) -> Any:
     return x.astype(name)
 
 
-def _contiguous(x: Any) -> Any:
+def _row_major(x: Any) -> Any:
     """The same values, row-major without gaps."""
     if is_torch(x):
         return x.contiguous()
@@ -110,13 +116,15 @@ def pack_ue8m0_to_int(x: Any) -> Any:
         raise ArgumentError(f"`x` has the wrong shape: expected a multiple of 4 columns, found {tuple(shape)}", "x")
     exponents = _cast(_bits(x, "int32") >> 23, "uint8")
     # Strides of the caller are kept by a cast, and four bytes have to follow each other.
-    return _bits(_contiguous(exponents), "int32")
+    return _bits(_row_major(exponents), "int32")
 
 
 def unpack_ue8m0_from_int(packed: Any) -> Any:
     """The powers of two of ``pack_ue8m0_to_int``: float32 [..., 4 * K]."""
     expect_elements("packed", packed, ("int32",))
-    packed = _contiguous(packed)
+    if not expect_shape("packed", packed):
+        raise ArgumentError("`packed` has the wrong rank: expected 1 dimension or more, found ()", "packed")
+    packed = _row_major(packed)
     return _bits(_cast(_bits(packed, "uint8"), "int32") << 23, "float32")
 
 
@@ -136,16 +144,6 @@ def _expect_gran_k(gran_k: int, allowed: Sequence[int]) -> None:
         raise ArgumentError(f"`gran_k` has no kernels: expected {expected}, found {gran_k}", "gran_k")
 
 
-def _expect_packable(m: int, k: int, gran_k: int, use_ue8m0: bool) -> None:
-    """The check of scales that are packed, four of a row."""
-    if not use_ue8m0:
-        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
-        raise ArgumentError(message, "use_packed_ue8m0")
-    if ceil_div(k, gran_k) % 4 != 0:
-        expected = f"a multiple of 4 scales a row, {4 * gran_k} columns"
-        raise ArgumentError(f"`x` has the wrong shape: expected {expected}, found {(m, k)}", "x")
-
-
 def per_token_cast_to_fp8(
     x: Any, use_ue8m0: bool, gran_k: int = 128, use_packed_ue8m0: bool = False
 ) -> Tuple[Any, Any]:
@@ -155,9 +153,11 @@ def per_token_cast_to_fp8(
     of a row into an int32. ``gran_k``, the columns that share a scale, is 128 or 32.
     """
     m, k = expect_matrix("x", x)
+    use_ue8m0, use_packed_ue8m0 = expect_bool("use_ue8m0", use_ue8m0), expect_bool("use_packed_ue8m0", use_packed_ue8m0)
     _expect_gran_k(gran_k, (128, 32))
-    if use_packed_ue8m0:
-        _expect_packable(m, k, gran_k, use_ue8m0)
+    if use_packed_ue8m0 and not use_ue8m0:
+        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
+        raise ArgumentError(message, "use_packed_ue8m0")
     codes, sf = _quantize(x, f"1x{gran_k}", (m, ceil_div(k, gran_k)), use_ue8m0)
     return codes, pack_ue8m0_to_int(sf) if use_packed_ue8m0 else sf
 
@@ -183,6 +183,7 @@ def per_custom_dims_cast_to_fp8(x: Any, dims: Sequence[int], use_ue8m0: bool) ->
     """An array of any rank as e4m3, and float32 scales along ``dims``: all other dimensions share one."""
     shape = expect_shape("x", x)
     expect_elements("x", x, FLOATS)
+    use_ue8m0 = expect_bool("use_ue8m0", use_ue8m0)
     kept = _dims(dims, len(shape))
     others = tuple(dim for dim in range(len(shape)) if dim not in kept)
     if any(shape[dim] == 0 for dim in others):
@@ -206,6 +207,8 @@ def _dims(dims: Any, rank: int) -> Set[int]:
     if not isinstance(dims, (tuple, list)):
         found = type(dims).__name__
         raise ArgumentTypeError(f"`dims` has the wrong type: expected a tuple of integers, found {found}", "dims")
+    if rank == 0 and dims:
+        raise ArgumentError(f"`dims` is out of range: expected none, as `x` has no dimensions, found {dims}", "dims")
     return {expect_int("dims", dim, -rank, rank - 1) % rank for dim in dims}
 
 
@@ -245,12 +248,14 @@ def per_token_cast_to_fp4(
     a row into an int32. No GEMM for Hopper takes such operands.
     """
     m, k = expect_matrix("x", x)
+    use_ue8m0, use_packed_ue8m0 = expect_bool("use_ue8m0", use_ue8m0), expect_bool("use_packed_ue8m0", use_packed_ue8m0)
     if k % 2 != 0:
         raise ArgumentError(f"`x` has the wrong shape: expected an even number of columns, found {(m, k)}", "x")
     expect_elements("x", x, FLOATS)
-    expect_int("gran_k", gran_k, 1)
-    if use_packed_ue8m0:
-        _expect_packable(m, k, gran_k, use_ue8m0)
+    expect_int("gran_k", gran_k, 1, _LARGEST_BLOCK)
+    if use_packed_ue8m0 and not use_ue8m0:
+        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
+        raise ArgumentError(message, "use_packed_ue8m0")
     values = empty(x, (m, align(k, gran_k)), "float32")
     values[:, :k], values[:, k:] = _cast(x, "float32"), 0
     blocks = values.reshape(m, ceil_div(k, gran_k), gran_k)
@@ -276,7 +281,8 @@ def cast_back_from_fp4(packed: Any, sf: Any, gran_k: int = 128, use_packed_ue8m0
     """The float32 [M, K] that ``per_token_cast_to_fp4`` has cast."""
     expect_matrix("packed", packed)
     expect_elements("packed", packed, ("int8", "uint8"))
-    expect_int("gran_k", gran_k, 1)
+    expect_int("gran_k", gran_k, 1, _LARGEST_BLOCK)
+    use_packed_ue8m0 = expect_bool("use_packed_ue8m0", use_packed_ue8m0)
     codes = _unpacked_fp4(packed)
     m, k = codes.shape
     expect_elements("sf", sf, ("int32",) if use_packed_ue8m0 else ("float32",))
@@ -292,5 +298,6 @@ def cast_back_from_fp4(packed: Any, sf: Any, gran_k: int = 128, use_packed_ue8m0
 
         values = numpy.array(_FP4_VALUES, numpy.float32)[codes & 7]
     signed = values * (1.0 - 2.0 * _cast(codes >> 3, "float32"))
+    scales = _cast(scales, "float32")
     scales = scales.repeat_interleave(gran_k, 1) if is_torch(scales) else scales.repeat(gran_k, 1)
     return signed * scales[:, :k]
