@@ -252,9 +252,10 @@ def listed(text: str) -> List[str]:
     raise ValueError("the module has no __all__")
 
 
-def exports(texts: Dict[str, str]) -> str:
-    """The imports of all names that modules list, and the list of them."""
-    names = ["OxigemmError", "__version__", "testing", "utils"]
+def exports(before: str, texts: Dict[str, str]) -> str:
+    """The imports of all names that modules list, and the list of them and of what is imported before."""
+    nodes = [node for node in ast.parse(before).body if isinstance(node, ast.ImportFrom) and node.level > 0]
+    names = [name.name for node in nodes for name in node.names]
     text = ""
     for module, source in texts.items():
         own = sorted((name for name in listed(source) if name not in names), key=member_order)
@@ -286,7 +287,7 @@ def files(package: pathlib.Path = PACKAGE) -> Dict[str, str]:
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         texts[module] = found.get(f"deep_gemm/{module}.py") or path.read_text(encoding="utf-8")
     before, rest = (package / EXPORTS).read_text(encoding="utf-8").split(EXPORTS_NOTE)
-    found[EXPORTS] = before + EXPORTS_NOTE + exports(texts) + END + rest.split(END)[1]
+    found[EXPORTS] = before + EXPORTS_NOTE + exports(before, texts) + END + rest.split(END)[1]
     return found
 
 

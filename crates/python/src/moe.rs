@@ -16,11 +16,11 @@ fn moe_permute<'py>(
     ends: &Bound<'py, PyAny>,
     places: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
-    let alignment: usize = convert("alignment", alignment)?;
     let mut call = Call::new(py, &[]);
     let ids = call.input("ids", ids)?;
     let (tokens, groups) = (call.output("tokens", tokens)?, call.output("groups", groups)?);
     let (ends, places) = (call.output("ends", ends)?, call.output("places", places)?);
+    let alignment: usize = convert("alignment", alignment)?;
     call.run(|x| {
         let [mut tokens, mut groups, mut ends, mut places] =
             [tokens, groups, ends, places].map(|index| x.output(index));

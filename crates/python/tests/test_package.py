@@ -262,11 +262,22 @@ def test_names_are_exported_once_and_are_all_of_the_modules():
     assert len(set(deep_gemm.__all__)) == len(deep_gemm.__all__)
 
 
-@pytest.mark.parametrize("module", ["config", "deep_gemm", "deep_gemm.utils.dist", "fused", "moe", "quantization"])
-def test_every_public_name_says_what_it_does(module):
-    import importlib
+MODULES = ["config", "deep_gemm", "deep_gemm.utils.dist", "fused", "moe", "quantization"]
 
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_says_what_it_does_and_how_it_is_called(module):
+    """By an example, a table of its arguments, or what it is like; or in the page about Python."""
+    import importlib
+    import pathlib
+    import re
+
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "python.md").read_text(encoding="utf-8")
     found = importlib.import_module(f"oxigemm.{module}")
-    for name in found.__all__:
-        if name != "__version__":
-            assert len(getattr(found, name).__doc__ or "") > 20, name
+    for name in set(found.__all__) - {"__version__"}:
+        text = getattr(found, name).__doc__ or ""
+        assert len(text) > 20, name
+        is_told = any(sign in text for sign in (">>>", "=====", "``", "Without effect", "without effect"))
+        # Names like it are told once: nn, tn and tt beside nt.
+        stems = [name, re.sub("_(nn|tn|tt)", "_nt", name), re.sub("_(m|k)_alignment", "_mk_alignment", name)]
+        assert is_told or any(re.search(rf"\b{stem}\b", page) for stem in stems), name
