@@ -189,17 +189,6 @@ impl Array {
         Err(argument_error(py, self.name, "has the wrong strides", expected, &found))
     }
 
-    /// The numbers of a list of this length in memory of the CPU.
-    pub fn host_numbers(&self, count: usize) -> Option<Vec<i32>> {
-        if self.location != Location::Host || self.dtype != DType::I32 || self.dims() != [count] {
-            return None;
-        }
-        let first = std::ptr::with_exposed_provenance::<i32>(self.address as usize);
-        // SAFETY: the object that this was read from keeps the memory, in which each of these elements lies.
-        let number = |i: usize| unsafe { first.wrapping_add(i * self.strides[0]).read_unaligned() };
-        Some((0..count).map(number).collect())
-    }
-
     /// The bytes from the first element to the last.
     pub fn bytes(&self) -> usize {
         if self.dims().contains(&0) {

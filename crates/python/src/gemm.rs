@@ -274,9 +274,7 @@ impl Grouping {
             GroupingKind::KGrouped => {
                 let [ks_cpu, grouped_layout] = fields(&fields::K_GROUPED, groups()?)?;
                 let ks_host = known_ks(call.py(), ks_cpu.get()?)?;
-                let ks = call.input("grouped_layout", grouped_layout.object())?;
-                expect_same_ks(call, ks_host.as_deref(), ks)?;
-                Ok(Grouping::K { ks, ks_host })
+                Ok(Grouping::K { ks: call.input("grouped_layout", grouped_layout.object())?, ks_host })
             }
         }
     }
@@ -298,18 +296,6 @@ fn known_ks(py: Python<'_>, ks_cpu: Option<Vec<i64>>) -> PyResult<Option<Vec<usi
     };
     let known = ks_cpu.filter(|ks| !ks.is_empty());
     known.map(|ks| ks.into_iter().map(number).collect()).transpose()
-}
-
-/// Refuses a K of the host that is another than the device's, where the host can read both.
-fn expect_same_ks(call: &Call<'_>, ks_host: Option<&[usize]>, ks: Index) -> PyResult<()> {
-    let Some(known) = ks_host else { return Ok(()) };
-    let Some(found) = call.array(ks).host_numbers(known.len()) else { return Ok(()) };
-    let same = known.iter().zip(&found).all(|(known, found)| usize::try_from(*found) == Ok(*known));
-    if same {
-        return Ok(());
-    }
-    let expected = format!("{found:?}, as `grouped_layout` has");
-    Err(argument_error(call.py(), "ks_cpu", "contradicts `grouped_layout`", &expected, &format!("{known:?}")))
 }
 
 /// A fused epilogue.
