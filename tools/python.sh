@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2' pytest numpy ml_dtypes \
-  ruff==0.14.0 'auditwheel>=6,<7' abi3audit
+  ruff==0.14.0 mypy 'auditwheel>=6,<7' abi3audit
 "$work/venv/bin/ruff" check --quiet --no-cache crates/python
 "$work/venv/bin/ruff" format --quiet --no-cache --check crates/python
 wheel=$(PATH="$work/venv/bin:$PATH" tools/wheel.sh --dev "$work")

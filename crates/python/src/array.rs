@@ -9,6 +9,7 @@ use pyo3::types::PyType;
 
 use crate::dlpack::{self, Exchange};
 use crate::error::{argument_error, dtype_error, from_library, type_error};
+use crate::negation::Negation;
 
 /// The device that memory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +47,9 @@ pub struct Array {
 #[derive(Clone, Copy)]
 enum Reader {
     /// By the functions that the class offers.
-    Exchange(Exchange),
+    Exchange(Exchange, Negation),
     /// By the attributes of a torch tensor.
-    Torch,
+    Torch(Negation),
     /// By the attributes of a numpy array.
     Numpy,
     /// By `__dlpack__`.
@@ -120,8 +121,16 @@ impl Array {
         keep: &mut Vec<Bound<'py, PyAny>>,
     ) -> PyResult<(Array, Option<Exchange>)> {
         match reader(name, object)? {
-            Reader::Exchange(exchange) => Ok((exchange.read(name, object)?, Some(exchange))),
-            Reader::Torch => Ok((torch(name, object)?, None)),
+            Reader::Exchange(exchange, negation) => {
+                let array = exchange.read(name, object)?;
+                negation.refuse(name, object, array.dtype)?;
+                Ok((array, Some(exchange)))
+            }
+            Reader::Torch(negation) => {
+                let array = torch(name, object)?;
+                negation.refuse(name, object, array.dtype)?;
+                Ok((array, None))
+            }
             Reader::Numpy => Ok((numpy(name, object)?, None)),
             Reader::DlPack => {
                 let (array, capsule) = dlpack::read(name, object)?;
@@ -169,6 +178,17 @@ impl Array {
             == (other.address, other.dims(), other.strides(), other.dtype)
     }
 
+    /// Refuses elements that lie on each other: of those that are written, one would stay.
+    #[inline]
+    pub fn expect_apart(&self, py: Python<'_>) -> PyResult<()> {
+        if self.dims().contains(&0) || is_apart(self.dims(), self.strides()) {
+            return Ok(());
+        }
+        let found = format!("{:?} for {:?}", self.strides(), self.dims());
+        let expected = "memory of its own for each element, as it is written";
+        Err(argument_error(py, self.name, "has the wrong strides", expected, &found))
+    }
+
     /// The bytes from the first element to the last.
     pub fn bytes(&self) -> usize {
         if self.dims().contains(&0) {
@@ -193,6 +213,25 @@ impl Array {
     }
 }
 
+/// Whether each stride leads past all that the smaller ones reach.
+#[inline]
+fn is_apart(dims: &[usize], strides: &[usize]) -> bool {
+    let mut order: [(usize, usize); MAX_RANK] = [(0, 0); MAX_RANK];
+    for (to, (&stride, &dim)) in order.iter_mut().zip(strides.iter().zip(dims)) {
+        *to = (stride, dim);
+    }
+    let order = &mut order[..dims.len()];
+    order.sort_unstable();
+    let mut reach = 0usize;
+    for &(stride, dim) in order.iter().filter(|(_, dim)| *dim > 1) {
+        if stride <= reach {
+            return false;
+        }
+        reach = reach.saturating_add(stride.saturating_mul(dim - 1));
+    }
+    true
+}
+
 #[inline]
 fn reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
     let class = object.get_type_ptr().addr();
@@ -211,13 +250,18 @@ fn reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
 #[cold]
 fn find_reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
     let class = object.get_type();
-    if let Some(exchange) = Exchange::of(class.as_any()) {
-        return Ok(Reader::Exchange(exchange));
-    }
     let has = |attribute: &str| class.hasattr(attribute).unwrap_or(false);
+    if let Some(exchange) = Exchange::of(class.as_any()) {
+        return Ok(Reader::Exchange(exchange, Negation::of(object)));
+    }
+    if has("mask") && has("filled") {
+        let expected = "an array without a mask";
+        return Err(type_error(object.py(), name, expected, &class.fully_qualified_name()?.to_string()));
+    }
     if has("data_ptr") && has("stride") && has("device") {
-        Ok(Reader::Torch)
-    } else if has("__array_interface__") {
+        Ok(Reader::Torch(Negation::of(object)))
+    } else if ["__array_interface__", "__setitem__", "dtype", "shape", "strides"].into_iter().all(has) {
+        // A scalar of numpy has no `__setitem__`; its memory is gone when the interface was asked for.
         Ok(Reader::Numpy)
     } else if has("__dlpack__") {
         Ok(Reader::DlPack)
@@ -255,7 +299,11 @@ fn numpy(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
     let dtype = object.getattr(intern!(py, "dtype"))?;
     let found: String = dtype.getattr(intern!(py, "name"))?.extract()?;
     let native: bool = dtype.getattr(intern!(py, "isnative"))?.extract()?;
-    let dtype = named(&found).filter(|_| native).ok_or_else(|| dtype_error(py, name, &found))?;
+    if !native {
+        let order = if cfg!(target_endian = "little") { "big-endian" } else { "little-endian" };
+        return Err(dtype_error(py, name, &format!("{order} {found}")));
+    }
+    let dtype = named(&found).ok_or_else(|| dtype_error(py, name, &found))?;
     let dims: Vec<i64> = object.getattr(intern!(py, "shape"))?.extract()?;
     let bytes: Vec<i64> = object.getattr(intern!(py, "strides"))?.extract()?;
     let size = dtype.size() as i64;

@@ -5,6 +5,7 @@ use oxigemm::check::Logits;
 use pyo3::prelude::*;
 
 use crate::call::Call;
+use crate::convert::convert;
 use crate::error::argument_error;
 
 /// The library's names for arguments, and Python's.
@@ -56,8 +57,9 @@ fn paged_mqa_logits<'py>(
     weights: &Bound<'py, PyAny>,
     paging: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
     logits: &Bound<'py, PyAny>,
-    clean: bool,
+    clean: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
+    let clean: bool = convert("clean_logits", clean)?;
     let (context_lens, block_table, schedule_meta) = &paging;
     let mut call = Call::new(py, NAMES);
     let q = call.input("q", q)?;
@@ -104,8 +106,9 @@ fn hc_prenorm_gemm<'py>(
     b: &Bound<'py, PyAny>,
     d: &Bound<'py, PyAny>,
     sqr_sum: &Bound<'py, PyAny>,
-    num_splits: Option<i64>,
+    num_splits: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
+    let num_splits: Option<i64> = convert("num_splits", num_splits)?;
     let mut call = Call::new(py, &[]);
     let (a, b) = (call.input("a", a)?, call.input("b", b)?);
     let (d, sqr_sum) = (call.output("d", d)?, call.output("sqr_sum", sqr_sum)?);

@@ -123,6 +123,7 @@ impl<'py> Call<'py> {
                 "a read-only one",
             ));
         }
+        self.arrays[index.0].expect_apart(self.py)?;
         self.outputs |= 1 << index.0;
         Ok(index)
     }

@@ -110,8 +110,8 @@ impl Exchange {
         // SAFETY: the object is of the class that the table belongs to.
         let failed = unsafe { describe(object.as_ptr().cast(), tensor.as_mut_ptr()) };
         if failed != 0 {
-            return Err(PyErr::take(object.py())
-                .unwrap_or_else(|| PyBufferError::new_err(format!("`{name}` could not be read"))));
+            let error = PyErr::take(object.py()).unwrap_or_else(|| PyBufferError::new_err("it says no more"));
+            return Err(unreadable(object.py(), name, error));
         }
         // SAFETY: it was written; what it points to lives as long as the object.
         unsafe { tensor.assume_init_ref().array(name, object.py()) }
@@ -127,22 +127,36 @@ impl Exchange {
     }
 }
 
+/// The error of an object whose library does not tell what it holds.
+#[cold]
+fn unreadable(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
+    // The first line: torch adds the stack.
+    let text = error.value(py).to_string();
+    let found = text.lines().next().unwrap_or_default().to_owned();
+    let expected = "a dense array in memory of a CPU or a GPU";
+    let named = argument_error(py, name, "cannot be read", expected, &found);
+    named.set_cause(py, Some(error));
+    named
+}
+
 /// Reads anything that has `__dlpack__`; the capsule keeps the memory.
 pub fn read<'py>(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<(Array, Bound<'py, PyAny>)> {
-    let capsule = object.call_method0("__dlpack__")?;
-    let found = capsule.cast::<PyCapsule>()?;
+    let unread = |error| unreadable(object.py(), name, error);
+    let capsule = object.call_method0("__dlpack__").map_err(unread)?;
+    let found = capsule.cast::<PyCapsule>().map_err(|error| unread(error.into()))?;
     let array = if let Ok(pointer) = found.pointer_checked(Some(c"dltensor_versioned")) {
         // SAFETY: by its name the capsule holds this structure, and keeps it.
         let managed: &ManagedVersioned = unsafe { pointer.cast().as_ref() };
         if managed.version.major != 1 {
-            return Err(PyBufferError::new_err(format!("`{name}` is of DLPack {}", managed.version.major)));
+            let (py, found) = (object.py(), format!("DLPack {}", managed.version.major));
+            return Err(argument_error(py, name, "cannot be read", "DLPack 1 or older", &found));
         }
         // SAFETY: the capsule keeps what it points to.
         let mut array = unsafe { managed.tensor.array(name, object.py())? };
         array.read_only = managed.flags & READ_ONLY != 0;
         array
     } else {
-        let pointer = found.pointer_checked(Some(c"dltensor"))?;
+        let pointer = found.pointer_checked(Some(c"dltensor")).map_err(unread)?;
         // SAFETY: as above.
         let managed: &Managed = unsafe { pointer.cast().as_ref() };
         // SAFETY: as above.

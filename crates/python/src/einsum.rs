@@ -1,10 +1,13 @@
 //! Einsums: batched GEMMs, written as expressions.
 
+use std::borrow::Cow;
+
 use oxigemm::{Addend, Epilogue, FusedOutput, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::call::{AddendArgument, Arguments, Call, Index};
+use crate::convert::convert;
 use crate::error::argument_error;
 use crate::fields::{self, fields};
 use crate::gemm::ScaledOperands;
@@ -16,32 +19,34 @@ const NAMES: &[(&str, &str)] = &[("expression", "expr"), ("d_scales", "sfd")];
 
 #[pyfunction]
 fn einsum<'py>(
-    expr: &str,
+    expr: &Bound<'py, PyAny>,
     a: &Bound<'py, PyAny>,
     b: &Bound<'py, PyAny>,
     d: &Bound<'py, PyAny>,
     c: Option<&Bound<'py, PyAny>>,
     fused: Option<(f32, Option<Bound<'py, PyAny>>)>,
 ) -> PyResult<()> {
+    let expr: Cow<'_, str> = convert("expr", expr)?;
     let mut call = Call::new(d.py(), NAMES);
     let (a, b, d) = (call.input("a", a)?, call.input("b", b)?, call.output("d", d)?);
     let c = call.addend(c, d)?;
     if let Some(fused) = fused {
-        let heads = Heads::new(&mut call, expr, [(a, None), (b, None)], (d, c), Some(fused))?;
+        let heads = Heads::new(&mut call, &expr, [(a, None), (b, None)], (d, c), Some(fused))?;
         return call.run(|x| heads.run(x));
     }
-    call.run(|x| oxigemm::einsum(expr, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
+    call.run(|x| oxigemm::einsum(&expr, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
 }
 
 #[pyfunction]
 fn fp8_einsum<'py>(
-    expr: &str,
+    expr: &Bound<'py, PyAny>,
     operands: &Bound<'py, PyTuple>,
     d: &Bound<'py, PyAny>,
     c: Option<&Bound<'py, PyAny>>,
     fused: Option<(f32, Option<Bound<'py, PyAny>>)>,
 ) -> PyResult<()> {
     let py = d.py();
+    let expr: &str = &convert::<Cow<'_, str>>("expr", expr)?;
     let [a, b, recipe, recipe_a, recipe_b] = fields(&fields::SCALED_OPERANDS, operands)?;
     let recipe = Recipe::new(py, (recipe.get()?, recipe_a.get()?, recipe_b.get()?))?;
     recipe.expect_1d2d(py)?;

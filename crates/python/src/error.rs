@@ -73,7 +73,18 @@ pub fn type_error(py: Python<'_>, argument: &str, expected: &str, found: &str) -
 
 /// An element type that the library does not have.
 pub fn dtype_error(py: Python<'_>, argument: &str, found: &str) -> PyErr {
-    let expected = "float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, int32, int8 or uint8";
+    let expected = element_types(argument);
     let text = format!("`{argument}` has the wrong element type: expected {expected}, found {found}");
     raise(py, Kind::Type, Some(argument), text)
+}
+
+/// The element types of an argument: what its name says, or all that there are.
+fn element_types(argument: &str) -> &'static str {
+    match argument {
+        "block_table" | "context_lens" | "cu_seq_len_k_end" | "cu_seq_len_k_start" | "ends"
+        | "grouped_layout" | "groups" | "ids" | "indices" | "masked_m" | "places" | "schedule_meta"
+        | "tokens" => "int32",
+        "kv[1]" | "scale" | "sqr_sum" | "tensor_scale" => "float32",
+        _ => "float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, int32, int8 or uint8",
+    }
 }

@@ -3,11 +3,12 @@
 //! A facade function passes its operands, its grouping and its epilogue as one tuple each. The order of their fields is
 //! told here once; `crates/python/codegen` writes the calls, and a test compares both through `_oxigemm.FIELDS`.
 
-use pyo3::conversion::FromPyObject;
+use pyo3::Borrowed;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use pyo3::{Borrowed, intern};
+
+use crate::convert::{Value, convert};
 
 /// The operands of a 16-bit GEMM.
 pub const OPERANDS: [&str; 2] = ["a", "b"];
@@ -46,7 +47,7 @@ pub fn fields<'a, 'py, const N: usize>(
     Ok(std::array::from_fn(|i| Field { name: names[i], value: value(i) }))
 }
 
-impl<'a, 'py> Field<'a, 'py> {
+impl<'py> Field<'_, 'py> {
     /// The value itself.
     #[inline]
     pub fn object(&self) -> &Bound<'py, PyAny> {
@@ -59,15 +60,10 @@ impl<'a, 'py> Field<'a, 'py> {
         (!self.value.is_none()).then_some(&*self.value)
     }
 
-    /// The value as a Rust type. An error names the field in a note, as for an argument of a function.
+    /// The value as a Rust type. An error names the field.
     #[inline]
-    pub fn get<T: FromPyObject<'a, 'py>>(&self) -> PyResult<T> {
-        self.value.extract::<T>().map_err(|error| {
-            let (error, py) = (error.into(), self.value.py());
-            let note = (format!("while processing '{}'", self.name),);
-            let _ = error.value(py).call_method1(intern!(py, "add_note"), note);
-            error
-        })
+    pub fn get<T: Value>(&self) -> PyResult<T> {
+        convert(self.name, &self.value)
     }
 }
 

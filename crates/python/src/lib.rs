@@ -3,12 +3,13 @@
 //! A call reads its arrays ([`array`], [`dlpack`]), finds the device that computes ([`settings`]), and passes them to
 //! the library as tensors of foreign memory ([`call`]): on a GPU in torch's current stream, on the CPU with the
 //! reference, or in the simulator on copies. Operands, grouping and epilogue of a GEMM arrive as tuples ([`fields`])
-//! and become one description ([`gemm`]). Names and defaults of arguments are those of the facade, `python/oxigemm`,
+//! and become one description ([`gemm`]); all other values are read by [`convert`]. Names and defaults of arguments are those of the facade, `python/oxigemm`,
 //! which passes all of them.
 
 mod array;
 mod attention;
 mod call;
+mod convert;
 mod cublaslt;
 mod dlpack;
 mod einsum;
@@ -18,6 +19,7 @@ mod gemm;
 mod interrupt;
 mod logging;
 mod moe;
+mod negation;
 mod quantize;
 mod recipe;
 mod settings;

@@ -4,12 +4,13 @@ use oxigemm::PermutedRows;
 use pyo3::prelude::*;
 
 use crate::call::Call;
+use crate::convert::convert;
 
 #[pyfunction]
 fn moe_permute<'py>(
     py: Python<'py>,
     ids: &Bound<'py, PyAny>,
-    alignment: usize,
+    alignment: &Bound<'py, PyAny>,
     tokens: &Bound<'py, PyAny>,
     groups: &Bound<'py, PyAny>,
     ends: &Bound<'py, PyAny>,
@@ -20,6 +21,7 @@ fn moe_permute<'py>(
     let ids = call.input("ids", ids)?;
     let (tokens, groups) = (call.output("tokens", tokens)?, call.output("groups", groups)?);
     let (ends, places) = (call.output("ends", ends)?, call.output("places", places)?);
+    let alignment: usize = convert("alignment", alignment)?;
     call.run(|x| {
         let [mut tokens, mut groups, mut ends, mut places] =
             [tokens, groups, ends, places].map(|index| x.output(index));
@@ -50,9 +52,10 @@ fn moe_unpermute<'py>(
 fn zero_padding_rows<'py>(
     py: Python<'py>,
     ids: &Bound<'py, PyAny>,
-    num_groups: usize,
+    num_groups: &Bound<'py, PyAny>,
     d: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
+    let num_groups: usize = convert("num_groups", num_groups)?;
     let mut call = Call::new(py, &[]);
     let (ids, d) = (call.input("ids", ids)?, call.output("d", d)?);
     call.run(|x| oxigemm::zero_padding_rows(x.get(ids), num_groups, &mut x.output(d), &x.launch_options()))

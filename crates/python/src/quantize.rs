@@ -1,15 +1,24 @@
 //! Quantization, dequantization, and layout transforms of scales.
 
+use std::borrow::Cow;
+
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{Granularity, TensorScale, TransposedCopy};
 use pyo3::prelude::*;
 
 use crate::call::{Call, Index};
+use crate::convert::convert;
 use crate::error::argument_error;
 
-fn granularity_of(py: Python<'_>, name: &str) -> PyResult<Granularity> {
+fn granularity_of(name: &Bound<'_, PyAny>) -> PyResult<Granularity> {
+    let text: Cow<'_, str> = convert("granularity", name)?;
     let expected = "1x128, 1x32, 128x128, 128x1, row or tensor";
-    name.parse().map_err(|_| argument_error(py, "granularity", "is unknown", expected, name))
+    text.parse().map_err(|_| argument_error(name.py(), "granularity", "is unknown", expected, &text))
+}
+
+/// The format of scales that an argument asks for.
+fn format_from(power_of_two: &Bound<'_, PyAny>) -> PyResult<ScaleFormat> {
+    convert("power_of_two", power_of_two).map(format_of)
 }
 
 pub fn format_of(power_of_two: bool) -> ScaleFormat {
@@ -32,15 +41,16 @@ fn quantize<'py>(
     x: &Bound<'py, PyAny>,
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
-    granularity: &str,
-    power_of_two: bool,
+    granularity: &Bound<'py, PyAny>,
+    power_of_two: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
-    let granularity = granularity_of(py, granularity)?;
+    let granularity = granularity_of(granularity)?;
+    let format = format_from(power_of_two)?;
     let mut call = Call::new(py, &[]);
     let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
     call.run(|t| {
         let (mut codes, mut scales) = (t.output(codes), t.output(scales));
-        let (format, options) = (format_of(power_of_two), t.launch_options());
+        let options = t.launch_options();
         oxigemm::quantize(t.get(x), &mut codes, &mut scales, granularity, format, &options)
     })
 }
@@ -51,13 +61,14 @@ fn swiglu_quantize<'py>(
     x: &Bound<'py, PyAny>,
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
-    power_of_two: bool,
+    power_of_two: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
+    let format = format_from(power_of_two)?;
     let mut call = Call::new(py, &[]);
     let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
     call.run(|t| {
         let (mut codes, mut scales) = (t.output(codes), t.output(scales));
-        let (format, options) = (format_of(power_of_two), t.launch_options());
+        let options = t.launch_options();
         oxigemm::swiglu_quantize(t.get(x), &mut codes, &mut scales, format, &options)
     })
 }
@@ -69,14 +80,15 @@ fn gather_quantize<'py>(
     rows: &Bound<'py, PyAny>,
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
-    power_of_two: bool,
+    power_of_two: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
+    let format = format_from(power_of_two)?;
     let mut call = Call::new(py, &[]);
     let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
     let rows = call.input("rows", rows)?;
     call.run(|t| {
         let (mut codes, mut scales) = (t.output(codes), t.output(scales));
-        let (format, options) = (format_of(power_of_two), t.launch_options());
+        let options = t.launch_options();
         oxigemm::gather_quantize(t.get(x), t.get(rows), &mut codes, &mut scales, format, &options)
     })
 }
@@ -86,17 +98,19 @@ fn rms_norm_quantize<'py>(
     py: Python<'py>,
     x: &Bound<'py, PyAny>,
     weight: &Bound<'py, PyAny>,
-    epsilon: f32,
+    epsilon: &Bound<'py, PyAny>,
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
-    power_of_two: bool,
+    power_of_two: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
+    let epsilon: f32 = convert("epsilon", epsilon)?;
+    let format = format_from(power_of_two)?;
     let mut call = Call::new(py, &[]);
     let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
     let weight = call.input("weight", weight)?;
     call.run(|t| {
         let (mut codes, mut scales) = (t.output(codes), t.output(scales));
-        let (format, options) = (format_of(power_of_two), t.launch_options());
+        let options = t.launch_options();
         oxigemm::rms_norm_quantize(
             t.get(x),
             t.get(weight),
@@ -130,9 +144,9 @@ fn dequantize<'py>(
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
     x: &Bound<'py, PyAny>,
-    granularity: &str,
+    granularity: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
-    let granularity = granularity_of(py, granularity)?;
+    let granularity = granularity_of(granularity)?;
     let mut call = Call::new(py, &[]);
     let (codes, scales, x) =
         (call.input("codes", codes)?, call.input("scales", scales)?, call.output("x", x)?);
@@ -150,10 +164,11 @@ fn quantize_with_transpose<'py>(
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
     transposed: (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
-    granularity: &str,
-    power_of_two: bool,
+    granularity: &Bound<'py, PyAny>,
+    power_of_two: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
-    let granularity = granularity_of(py, granularity)?;
+    let granularity = granularity_of(granularity)?;
+    let format = format_from(power_of_two)?;
     let mut call = Call::new(py, &[]);
     let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
     let transposed_codes = call.output("transposed_codes", &transposed.0)?;
@@ -163,7 +178,7 @@ fn quantize_with_transpose<'py>(
         let (mut codes, mut scales) = (t.output(codes), t.output(scales));
         let mut transposed = (t.output(transposed_codes), transposed_scales.map(|scales| t.output(scales)));
         let copy = TransposedCopy { codes: &mut transposed.0, scales: transposed.1.as_mut() };
-        let (format, options) = (format_of(power_of_two), t.launch_options());
+        let options = t.launch_options();
         oxigemm::quantize_with_transpose(
             t.get(x),
             &mut codes,

@@ -1,5 +1,6 @@
 //! Settings of the process: the device for CPU arrays, and the launch options.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
@@ -9,6 +10,7 @@ use oxigemm_cuda::{CubinCache, Key, PtxModule};
 use oxigemm_kernels::KernelId;
 use pyo3::prelude::*;
 
+use crate::convert::convert;
 use crate::error::{argument_error, from_library, other};
 
 /// More GPUs than a machine has.
@@ -84,29 +86,31 @@ pub fn host(py: Python<'_>) -> PyResult<Device> {
                 py.detach(|| name.parse::<Device>())
                     .map_err(|error| other(py, format!("OXIGEMM_DEVICE is {name}: {error}")))?;
             }
-            set_device(py, if is_gpu || name == "auto" { "cpu" } else { &name })?;
-            host(py)
+            let device =
+                host_device(py, "OXIGEMM_DEVICE", if is_gpu || name == "auto" { "cpu" } else { &name })?;
+            *HOST.write().unwrap_or_else(PoisonError::into_inner) = Some(device.clone());
+            Ok(device)
         }
     }
 }
 
+/// The device of this name, for arrays of the CPU.
+fn host_device(py: Python<'_>, argument: &str, name: &str) -> PyResult<Device> {
+    if matches!(name.split(':').next(), Some("cpu" | "sim")) {
+        return name.parse().map_err(|error: oxigemm::Error| {
+            let expected = "\"cpu\", \"sim\", \"sim:lazy\" or \"sim:\" and a seed";
+            argument_error(py, argument, "is no device", expected, &error.to_string())
+        });
+    }
+    let expected =
+        "\"cpu\", \"sim\", \"sim:lazy\" or \"sim:\" and a seed (tensors of a GPU are computed there)";
+    Err(argument_error(py, argument, "is no device for arrays of the CPU", expected, &format!("{name:?}")))
+}
+
 /// Sets the device that computes CPU arrays: "cpu", or "sim" with an optional schedule.
 #[pyfunction]
-fn set_device(py: Python<'_>, name: &str) -> PyResult<()> {
-    let device = match name.split(':').next() {
-        Some("cpu" | "sim") => name.parse().map_err(|error| from_library(py, &error, &[]))?,
-        _ => {
-            let expected =
-                "\"cpu\", \"sim\", \"sim:lazy\" or \"sim:\" and a seed (tensors of a GPU are computed there)";
-            return Err(argument_error(
-                py,
-                "name",
-                "is no device for arrays of the CPU",
-                expected,
-                &format!("{name:?}"),
-            ));
-        }
-    };
+fn set_device(py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<()> {
+    let device = host_device(py, "name", &convert::<Cow<'_, str>>("name", name)?)?;
     *HOST.write().unwrap_or_else(PoisonError::into_inner) = Some(device);
     Ok(())
 }
@@ -131,8 +135,9 @@ fn get_num_sms() -> u32 {
 
 /// Sets programmatic dependent launch: a kernel may start while the one before it in the stream still runs.
 #[pyfunction]
-fn set_pdl(enable: bool) {
-    PDL.store(enable, Relaxed);
+fn set_pdl(enable: &Bound<'_, PyAny>) -> PyResult<()> {
+    PDL.store(convert("enable", enable)?, Relaxed);
+    Ok(())
 }
 
 /// Whether kernels use programmatic dependent launch.
@@ -143,8 +148,9 @@ fn get_pdl() -> bool {
 
 /// Sets batch invariance: a row of D has the same bits whatever the number of rows.
 #[pyfunction]
-fn set_batch_invariant(enable: bool) {
-    BATCH_INVARIANT.store(enable, Relaxed);
+fn set_batch_invariant(enable: &Bound<'_, PyAny>) -> PyResult<()> {
+    BATCH_INVARIANT.store(convert("enable", enable)?, Relaxed);
+    Ok(())
 }
 
 /// Whether GEMMs are batch-invariant.

@@ -15,6 +15,7 @@ try:
 except ImportError:
     torch = None
 
+HAS_MYPY = importlib.util.find_spec("mypy") is not None
 HAS_GPU = torch is not None and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 HAS_TRANSFORMERS = torch is not None and importlib.util.find_spec("transformers") is not None
 DEVICES = ["cpu", "sim", *(["torch"] if torch else []), *(["cuda"] if HAS_GPU else [])]
@@ -23,6 +24,7 @@ collect_ignore = [
     *([] if torch else ["test_torch.py", "on_torch.py"]),
     *([] if HAS_GPU else ["test_gpu.py"]),
     *([] if HAS_TRANSFORMERS else ["test_transformers.py"]),
+    *([] if HAS_MYPY else ["test_typing.py"]),
 ]
 
 #: Functions that take no arrays.
@@ -39,6 +41,8 @@ def pytest_report_header():
         left_out.append("there is no Hopper GPU: nothing is tested on one")
     if not HAS_TRANSFORMERS:
         left_out.append("transformers is not installed: none of its models is tested")
+    if not HAS_MYPY:
+        left_out.append("mypy is not installed: types are not tested")
     return [f"oxigemm {oxigemm.__version__} on {', '.join(DEVICES)}", *left_out]
 
 

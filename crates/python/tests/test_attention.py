@@ -351,7 +351,7 @@ WRONG = [
     (fp8_batched, {"d": np.zeros((4, 3, 128), BF16), "c": np.zeros((4, 3, 128), BF16)}, "d", "2 heads"),
     (fp8_batched, {"expr": "bhd,hdr->bhr", "c": np.zeros((4, 2, 128), BF16)}, "expr", "bhr,hdr->bhd"),
     (fp8_batched, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
-    (fp8_batched, {"b": per_block(2, 128, 256)}, "a", "256"),
+    (fp8_batched, {"b": per_block(2, 128, 256)}, "b", "256"),
     (batched, {"expr": "bmk,bnk->mn", "a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
     (mqa, {"q": normals(5, 7, 64).astype(E4M3)}, "q", "heads"),
     (mqa, {"kv": normals(200, 64).astype(E4M3)}, "kv", "a pair"),

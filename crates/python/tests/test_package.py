@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from shutil import which
 
 import pytest
 
@@ -39,6 +40,18 @@ def test_importing_takes_less_than_50_ms():
 def test_device_from_the_environment():
     assert python("import oxigemm; print(oxigemm.get_device())") == "cpu"
     assert python("import oxigemm; print(oxigemm.get_device())", OXIGEMM_DEVICE="sim:lazy") == "sim"
+
+
+def test_a_device_of_the_environment_that_is_not_there():
+    code = "import oxigemm\ntry: print(oxigemm.get_device())\nexcept oxigemm.OxigemmError as error: print(error)"
+    has_gpu = (
+        subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout if which("nvidia-smi") else b""
+    )
+    expected = "cpu" if has_gpu else "OXIGEMM_DEVICE is cuda"
+    assert python(code, OXIGEMM_DEVICE="cuda").startswith(expected)
+    assert python(code, OXIGEMM_DEVICE="auto") == "cpu"
+    for name in ("tpu", "", "sim:never", "cuda0"):
+        assert python(code, OXIGEMM_DEVICE=name).startswith("`OXIGEMM_DEVICE` is no device")
 
 
 def test_logging_is_set_by_the_environment():
@@ -188,3 +201,34 @@ for _ in range(4):
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
 """
     assert python(code) == "[0, 0, 0, 0]"
+
+
+def test_names_are_exported_once_and_are_all_of_the_modules():
+    for module in (deep_gemm.attention, deep_gemm.gemm, deep_gemm.grouped, deep_gemm.settings, deep_gemm.layout):
+        assert set(module.__all__) <= set(deep_gemm.__all__), module.__name__
+    for module in (deep_gemm.utils.math, deep_gemm.utils.layout):
+        assert set(module.__all__) <= set(deep_gemm.utils.__all__), module.__name__
+    for module in (deep_gemm.testing, deep_gemm.utils, deep_gemm.baseline):
+        assert set(module.__all__) <= set(deep_gemm.__all__), module.__name__
+    assert len(set(deep_gemm.__all__)) == len(deep_gemm.__all__)
+
+
+MODULES = ["config", "deep_gemm", "deep_gemm.utils.dist", "fused", "moe", "quantization"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_says_what_it_does_and_how_it_is_called(module):
+    """By an example, shapes of its arguments, or a function that it is like; or in the page about Python."""
+    import importlib
+    import pathlib
+    import re
+
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "python.md").read_text(encoding="utf-8")
+    modules = {each: importlib.import_module(f"oxigemm.{each}") for each in MODULES}
+    public = {name for each in modules.values() for name in each.__all__}
+    for name in set(modules[module].__all__) - {"__version__"}:
+        text = getattr(modules[module], name).__doc__ or ""
+        assert len(text) > 20, name
+        is_like = {other for other in re.findall(r"``(\w+)``", text) if other in public - {name}}
+        is_told = ">>>" in text or re.search(r"\[(\.\.\.|[A-Z]\w*), ", text) or is_like
+        assert is_told or re.search(rf"\b{name}\b", page), name

@@ -59,7 +59,11 @@ assert gemm(16, 128, 256) == 256
 
 @pytest.mark.parametrize("name, size", [("sim", (512, 2048, 8192)), ("cpu", (16384, 8192, 8192))])
 def test_an_interrupt_ends_a_long_call(name, size):
+    # A shell starts what runs in the background with the signal ignored.
     code = f"""
+import signal
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 assert gemm(8, 128, 128) == 128
 print("ready", flush=True)
 try:

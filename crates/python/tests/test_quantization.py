@@ -119,11 +119,53 @@ def test_gathered_rows(device):
         assert calc_diff(codes[i].astype(np.float64) * scales[i], x[rows[i]]) < 1e-3
 
 
+@pytest.mark.parametrize("given", [E4M3, np.dtype(E4M3), "float8_e4m3fn"])
+def test_names_and_types_of_numpy_are_element_types(given):
+    assert quantization.quantize(normals(4, 128), dtype=given)[0].dtype == E4M3
+    assert quantization.quantize_with_transpose(normals(4, 128), dtype=given)[2].dtype == E4M3
+
+
+@pytest.mark.parametrize("shape", [(0, 128), (3, 0), (0, 0)])
+def test_a_given_scale_of_no_values(device, shape):
+    codes = run(device, "quantize_by_scale", np.zeros(shape, np.float32), np.ones((1, 1), np.float32))
+    assert codes.shape == shape
+
+
+#: Outputs whose elements lie on each other.
+OVERLAPPING = [
+    ("scales", lambda: np.broadcast_to(np.zeros((1, 2), np.float32), (6, 2))),
+    ("scales", lambda: np.lib.stride_tricks.as_strided(np.zeros(16, np.float32), (6, 2), (4, 4))),
+    ("codes", lambda: np.lib.stride_tricks.as_strided(np.zeros(999, E4M3), (6, 256), (128, 1))),
+]
+
+
+@pytest.mark.parametrize("argument, make", OVERLAPPING)
+def test_outputs_have_memory_for_each_element(argument, make):
+    given = make()
+    if not given.flags.writeable:
+        given.flags.writeable = True
+    with pytest.raises(ValueError, match="strides") as caught:
+        quantization.quantize(normals(6, 256), **{argument: given})
+    assert caught.value.argument == argument
+    with pytest.raises(ValueError):
+        oxigemm.moe.zero_padding_rows(np.zeros(6, np.int32), 1, np.broadcast_to(np.zeros(4, np.float32), (6, 4)))
+
+
 WRONG = [
     (lambda x: quantization.quantize(x, "2x2"), "granularity", "1x128"),
     (lambda x: quantization.quantize(x[0]), "x", "2 dimensions"),
-    (lambda x: quantization.quantize(x, dtype="float16"), "codes", "e4m3"),
-    (lambda x: quantization.quantize(x, "1x128", dtype="uint8"), "codes", "e4m3"),
+    (lambda x: quantization.quantize(x, dtype="float16"), "dtype", "e4m3"),
+    (lambda x: quantization.quantize(x, "1x128", dtype="uint8"), "dtype", "e4m3"),
+    (lambda x: quantization.quantize(x, "1x128", codes=np.zeros((6, 256), np.uint8)), "codes", "e4m3"),
+    (lambda x: quantization.quantize(x, dtype=None), "dtype", "found None"),
+    (lambda x: quantization.quantize(x, ["1x128"]), "granularity", "list"),
+    (lambda x: quantization.quantize(x, power_of_two=1), "power_of_two", "True or False"),
+    (lambda x: quantization.quantize(x.tolist()), "x", "found list"),
+    (lambda x: quantization.dequantize(x.astype(E4M3), x, dtype="float64"), "dtype", "float32"),
+    (lambda x: quantization.dequantize(x.astype(E4M3), x, 5), "granularity", "a string"),
+    (lambda x: quantization.rms_norm_quantize(x, x[0], "small"), "epsilon", "a number"),
+    (lambda x: quantization.rms_norm_quantize(x, x[0], 1e300), "epsilon", "out of range"),
+    (lambda x: quantization.gather_quantize(x, np.zeros(3, np.int64)), "rows", "expected int32, found int64"),
     (lambda x: quantization.quantize(x[:, :5], "1x32", dtype="uint8"), "x", "two columns"),
     (lambda x: quantization.quantize(x, scales=np.zeros((3, 3), np.float32)), "scales", "[6, 2]"),
     (lambda x: quantization.dequantize(x[0], x), "codes", "2 dimensions"),
@@ -133,7 +175,7 @@ WRONG = [
     (lambda x: quantization.quantize_nvfp4(x[:, :5]), "x", "two columns"),
     (lambda x: quantization.quantize_nvfp4(x, x[0, :2]), "tensor_scale", "[1]"),
     (lambda x: quantization.dequantize_nvfp4(x[0], x, x), "codes", "2 dimensions"),
-    (lambda x: quantization.gather_quantize(x, np.zeros(3, np.float32)), "rows", "i32"),
+    (lambda x: quantization.gather_quantize(x, np.zeros(3, np.float32)), "rows", "int32"),
 ]
 
 

@@ -23,32 +23,156 @@ def test_parameters_and_tensors_that_need_gradients():
 
 def test_a_torch_without_the_exchange_of_dlpack():
     """What torch before 2.10 has: attributes."""
-
-    class Old:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        dtype = property(lambda self: self.tensor.dtype)
-        shape = property(lambda self: self.tensor.shape)
-        device = property(lambda self: self.tensor.device)
-
-        def stride(self):
-            return self.tensor.stride()
-
-        def data_ptr(self):
-            return self.tensor.data_ptr()
-
     a, b, d = operands()
-    deep_gemm.bf16_gemm_nt(Old(a), Old(b.T.contiguous().T), Old(d))
+    deep_gemm.bf16_gemm_nt(Attributes(a), Attributes(b.T.contiguous().T), Attributes(d))
     torch.testing.assert_close(d, a.float() @ b.float().T, rtol=0, atol=1e-3)
     with pytest.raises(TypeError, match="`a` has the wrong element type: .* found torch.float64"):
-        deep_gemm.bf16_gemm_nt(Old(a.double()), Old(b), Old(d))
+        deep_gemm.bf16_gemm_nt(Attributes(a.double()), Attributes(b), Attributes(d))
 
 
 def test_another_device_is_named():
     a, b, d = operands()
-    with pytest.raises(RuntimeError):
-        deep_gemm.bf16_gemm_nt(a.to("meta"), b, d)
+    for wrong in (a.to("meta"), a.to_sparse()):
+        with pytest.raises(RuntimeError, match="^`a` cannot be read: expected a dense array.*$") as caught:
+            deep_gemm.bf16_gemm_nt(wrong, b, d)
+        assert caught.value.argument == "a" and "\n" not in str(caught.value)
+
+
+class Attributes:
+    """What torch before 2.10 has: no exchange of DLPack."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    dtype = property(lambda self: self.tensor.dtype)
+    shape = property(lambda self: self.tensor.shape)
+    device = property(lambda self: self.tensor.device)
+
+    def stride(self):
+        return self.tensor.stride()
+
+    def data_ptr(self):
+        return self.tensor.data_ptr()
+
+    def is_neg(self):
+        return self.tensor.is_neg()
+
+
+@pytest.mark.parametrize("read_as", [lambda x: x, torch.nn.Parameter, Attributes])
+def test_lazy_negation_is_refused(read_as):
+    a, b, d = operands()
+    deep_gemm.bf16_gemm_nt(read_as(a), b, d)
+    expected = d.clone()
+    negated = torch._neg_view(a)
+    assert negated.is_neg() and negated.data_ptr() == a.data_ptr()
+    with pytest.raises(ValueError, match="`a` is negated lazily: .*resolve_neg") as caught:
+        deep_gemm.bf16_gemm_nt(read_as(negated), b, d)
+    assert caught.value.argument == "a" and torch.equal(d, expected)
+    deep_gemm.bf16_gemm_nt(read_as(negated.resolve_neg()), b, d)
+    assert torch.equal(d, -expected)
+    with pytest.raises(ValueError, match="`d` is negated lazily"):
+        deep_gemm.bf16_gemm_nt(a, b, torch._neg_view(d))
+
+
+def test_parts_of_conjugated_numbers_are_refused():
+    """Views that public functions of torch make."""
+    scales = torch.view_as_complex(torch.rand(8, 2, 2)).conj()
+    codes, d = torch.randn(8, 256).to(torch.float8_e4m3fn), torch.empty(8, 128)
+    weights = torch.randn(128, 256).to(torch.float8_e4m3fn), torch.rand(1, 2)
+    with pytest.raises(ValueError, match="negated lazily") as caught:
+        deep_gemm.fp8_gemm_nt((codes, scales.imag), weights, d)
+    assert caught.value.argument == "sfa"
+    deep_gemm.fp8_gemm_nt((codes, scales.real), weights, d)
+    with pytest.raises(TypeError, match="`a` has the wrong element type: .* found complex64"):
+        deep_gemm.bf16_gemm_nt(torch.zeros(8, 64, dtype=torch.complex64).conj(), *operands()[1:])
+
+
+def test_element_types_of_torch():
+    x = torch.randn(4, 256)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        assert oxigemm.quantization.quantize(x, dtype=dtype)[0].dtype == dtype
+        assert oxigemm.quantization.quantize_with_transpose(x, dtype=dtype)[2].dtype == dtype
+        codes, scale = oxigemm.quantization.quantize(x, "tensor", dtype=dtype)
+        assert torch.equal(oxigemm.quantization.quantize_by_scale(x, scale, dtype).float(), codes.float())
+        assert oxigemm.quantization.dequantize(codes, scale, "tensor", torch.float16).dtype == torch.float16
+    assert oxigemm.quantization.quantize(x, "1x32", True, torch.uint8)[0].dtype == torch.uint8
+    with pytest.raises(TypeError, match="`dtype` is no element type for this: .* found float64") as caught:
+        oxigemm.quantization.quantize(x, dtype=torch.float64)
+    assert caught.value.argument == "dtype"
+
+
+@pytest.mark.parametrize("name", ["grouped_layout", "masked_m"])
+def test_numbers_of_64_bits_are_told_the_type_that_they_should_have(name):
+    a = torch.zeros(2, 8, 64).bfloat16() if name == "masked_m" else torch.zeros(256, 64).bfloat16()
+    b, d = torch.zeros(2, 64, 64).bfloat16(), torch.zeros(*a.shape[:-1], 64)
+    with pytest.raises(TypeError, match=f"`{name}` has the wrong element type: expected int32, found int64"):
+        if name == "masked_m":
+            deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, torch.tensor([3, 8]), 4)
+        else:
+            deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, d, torch.zeros(256, dtype=torch.int64))
+
+
+DIST = """
+import sys
+import torch
+from oxigemm.deep_gemm.utils.dist import dist_print, init_dist, uneven_all_gather
+
+local = int(sys.argv[1])
+rank, ranks, group = init_dist(local, 2)
+assert (rank, ranks) == (local, 2)
+for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64):
+    for dim, shape in ((0, (rank + 1, 3)), (1, (3, 2 * rank)), (-1, (2, 2, 5 - rank))):
+        own = (torch.arange(torch.Size(shape).numel()).reshape(shape) + 10 * rank).to(dtype)
+        found = uneven_all_gather(own, dim, group)
+        shapes = [[r + 1, 3] if dim == 0 else [3, 2 * r] if dim == 1 else [2, 2, 5 - r] for r in range(2)]
+        parts = [(torch.arange(torch.Size(s).numel()).reshape(s) + 10 * r).to(dtype) for r, s in enumerate(shapes)]
+        assert found.dtype == dtype and torch.equal(found.float(), torch.cat([p.float() for p in parts], dim))
+dist_print("once", once_in_node=True)
+dist_print(f"rank {rank}")
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_processes_that_gather():
+    import os
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": ""}
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
+        environment.pop(name, None)
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", DIST, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    found = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], found
+    assert [text for text, _ in found] == ["once\nrank 0\n", "rank 1\n"]
+
+
+def test_what_is_wrong_with_processes_is_named(monkeypatch):
+    from oxigemm.deep_gemm.utils import dist
+
+    with pytest.raises(RuntimeError, match="`init_dist` was not called"):
+        dist.dist_print("text")
+    with pytest.raises(ValueError, match="`dim` is out of range: expected -1 to 0, found 9"):
+        dist.uneven_all_gather(torch.zeros(3), 9)
+    with pytest.raises(TypeError, match="`tensor` has the wrong type"):
+        dist.uneven_all_gather([1, 2])
+    monkeypatch.setenv("RANK", "5")
+    with pytest.raises(ValueError, match="`RANK` of the environment is wrong"):
+        dist.init_dist(0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(ValueError, match="`WORLD_SIZE` of the environment is wrong"):
+        dist.init_dist(0, 1)
 
 
 def compiled(function):

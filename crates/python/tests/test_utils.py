@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+import oxigemm
 from oxigemm import deep_gemm
 from oxigemm.deep_gemm import testing, utils
 
@@ -59,6 +60,20 @@ def test_custom_dims(device, use_ue8m0):
     assert calc_diff(codes.astype(np.float64) * sf[:, :, None], cube) < 1e-3
 
 
+def test_custom_dims_that_are_all(device):
+    x = normals(4, 4) + 3
+    codes, sf = deep_gemm.per_custom_dims_cast_to_fp8(x, (0, 1), False)
+    assert sf.shape == (4, 4) and (codes.astype(np.float32) == 448).all()
+
+
+def test_layouts_of_packed_scales(device):
+    x = np.exp2(np.arange(8, dtype=np.float32)).reshape(2, 4)
+    packed = deep_gemm.pack_ue8m0_to_int(np.asfortranarray(x))
+    assert (packed == deep_gemm.pack_ue8m0_to_int(x)).all()
+    wide = np.concatenate([packed, packed], 1)[:, ::2]
+    assert (deep_gemm.unpack_ue8m0_from_int(wide) == x).all()
+
+
 @pytest.mark.parametrize("use_ue8m0, packed", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("gran_k", [128, 32])
 def test_fp4(device, use_ue8m0, packed, gran_k):
@@ -97,6 +112,35 @@ WRONG = [
     (lambda x: deep_gemm.per_channel_cast_to_fp8(x, False), "x", "multiple of 128 rows"),
     (lambda x: deep_gemm.per_block_cast_to_fp8(x, False, gran_k=32), "gran_k", "128"),
     (lambda x: deep_gemm.pack_ue8m0_to_int(x[:, :3]), "x", "multiple of 4"),
+    (lambda x: deep_gemm.pack_ue8m0_to_int(x.astype(np.float64)), "x", "expected float32, found float64"),
+    (lambda x: deep_gemm.pack_ue8m0_to_int(x.astype(">f4")), "x", "big-endian"),
+    (lambda x: deep_gemm.pack_ue8m0_to_int(np.float32(1)), "x", "multiple of 4"),
+    (lambda x: deep_gemm.ceil_to_ue8m0(x.astype(np.float64)), "x", "expected float32"),
+    (lambda x: deep_gemm.unpack_ue8m0_from_int(x.astype(np.int64)), "packed", "expected int32"),
+    (lambda x: deep_gemm.per_custom_dims_cast_to_fp8(x, (9,), False), "dims", "-2 to 1, found 9"),
+    (lambda x: deep_gemm.per_custom_dims_cast_to_fp8(x, (0, -3), False), "dims", "found -3"),
+    (lambda x: deep_gemm.per_custom_dims_cast_to_fp8(x, (0.0,), False), "dims", "an integer"),
+    (lambda x: deep_gemm.per_custom_dims_cast_to_fp8(x, 0, False), "dims", "a tuple"),
+    (lambda x: deep_gemm.per_custom_dims_cast_to_fp8(x[:, :0], (0,), False), "x", "elements for each scale"),
+    (lambda x: deep_gemm.per_token_cast_to_fp8(x, "yes"), "use_ue8m0", "True or False"),
+    (lambda x: deep_gemm.per_token_cast_to_fp8(x, True, 128.0), "gran_k", "an integer"),
+    (lambda x: deep_gemm.per_token_cast_to_fp8(np.ma.masked_array(x), True), "x", "without a mask"),
+    (lambda x: deep_gemm.per_token_cast_to_fp4(x, True, 0), "gran_k", "1 to 65536"),
+    (lambda x: deep_gemm.transpose_packed_fp4(np.zeros((1, 4), np.int8)), "packed", "even number of rows"),
+    (lambda x: deep_gemm.cast_back_from_fp4(np.zeros((6, 128), np.int8), x[:, :1]), "sf", "(6, 2)"),
+    (lambda x: deep_gemm.calc_diff(x, x[:1]), "y", "(6, 256)"),
+    (lambda x: deep_gemm.calc_diff(x.astype(np.complex64), x), "x", "complex64"),
+    (lambda x: deep_gemm.ceil_div(4, 0), "y", "1 or more"),
+    (lambda x: deep_gemm.align(4.5, 2), "x", "4.5 (float)"),
+    (lambda x: deep_gemm.get_tma_aligned_size(4, 32), "element_size", "16 bytes"),
+    (lambda x: deep_gemm.set_num_sms(1.5), "new_num_sms", "an integer"),
+    (lambda x: deep_gemm.set_tc_util(None), "new_tc_util", "an integer"),
+    (lambda x: deep_gemm.set_pdl("on"), "enable", "True or False"),
+    (lambda x: oxigemm.set_device(None), "name", "a string"),
+    (lambda x: oxigemm.config.set_cache_dir(5), "path", "a path"),
+    (lambda x: oxigemm.config.set_cache_dir(""), "path", "a directory"),
+    (lambda x: oxigemm.config.load_all(-1), "gpu", "0 to 63"),
+    (lambda x: utils.dist.init_dist(2, 2), "local_rank", "0 to 1, found 2"),
 ]
 
 
@@ -112,14 +156,21 @@ def test_shapes():
     assert utils.get_tma_aligned_size(5, 4) == 8 and utils.layout.get_tma_aligned_size(5, 1) == 16
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_comparing():
     x = normals(4, 5)
     assert testing.calc_diff(x, x) == 0 and testing.calc_diff(x, -x) == 2
     assert testing.calc_diff(np.zeros(3), np.zeros(3)) == 0
     testing.assert_bitwise_equal(x, x.copy())
+    testing.assert_bitwise_equal(x, x.copy(), "equal")
     for other in (x + 1, x[:2], x.astype(np.float64)):
         with pytest.raises(AssertionError):
             testing.assert_bitwise_equal(x, other)
+        with pytest.raises(AssertionError, match="^second call: "):
+            testing.assert_bitwise_equal(x, other, label="second call")
+    square = abs(normals(3, 3))
+    # Where `*` is the product of matrices.
+    assert testing.calc_diff(np.asmatrix(square), square.T) == testing.calc_diff(square, square.T)
     assert testing.count_bytes(x, (x, None, [x])) == 3 * 80
 
 
@@ -137,3 +188,23 @@ def test_decorators(monkeypatch, capsys):
     look = lambda: os.environ.get("OXIGEMM_TEST")  # noqa: E731
     assert testing.ignore_env("OXIGEMM_TEST", lambda: True)(look)() is None
     assert testing.ignore_env("OXIGEMM_TEST", lambda: False)(look)() == "1" == look()
+
+
+def test_suppressed_output(capfd):
+    with testing.empty_suppress():
+        print("heard")
+    with testing.suppress_stdout_stderr():
+        print("silence")
+        os.write(1, b"silence")
+        os.write(2, b"silence")
+    print("heard again")
+    with pytest.raises(KeyError), testing.suppress_stdout_stderr():
+        raise KeyError
+    found = capfd.readouterr()
+    assert found.out == "heard\nheard again\n" and found.err == ""
+
+
+def test_suppressed_output_of_a_stream_of_python(capsys):
+    with testing.suppress_stdout_stderr():
+        print("silence")
+    assert capsys.readouterr().out == ""

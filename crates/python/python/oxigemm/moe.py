@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import empty
+from ._arrays import empty, expect_elements, expect_int, expect_matrix
 from .errors import ArgumentError
 
 __all__ = ["Permuted", "permute", "rows_needed", "unpermute", "zero_padding_rows"]
@@ -25,29 +25,56 @@ class Permuted(NamedTuple):
     places: Any
 
 
+#: The most experts that a permutation has.
+_MOST_EXPERTS = 1024
+#: Rows and choices are counted in 31 bits.
+_MOST_ROWS = (1 << 30) - 1
+_ALIGNMENTS = (1, 16, 32, 64, 128)
+
+
 def rows_needed(tokens: int, topk: int, experts: int, alignment: int = 128) -> int:
-    """The most rows that ``permute`` may need, padding included."""
-    choices, alignment = tokens * topk, max(alignment, 1)
+    """The most rows that ``permute`` may need, padding included.
+
+    >>> rows_needed(tokens=100, topk=8, experts=4)
+    1280
+    """
+    tokens, topk = expect_int("tokens", tokens, 0), expect_int("topk", topk, 0)
+    experts, choices = _experts(experts), tokens * topk
+    alignment = _alignment(alignment)
     # The rows of each expert are a multiple of the alignment, and so is their sum.
     return (choices + min(experts, choices) * (alignment - 1)) // alignment * alignment
 
 
-def _choices(ids: Any) -> Any:
-    if len(ids.shape) != 2:
-        raise ArgumentError(f"`ids` has the wrong rank: expected 2 dimensions, found {tuple(ids.shape)}", "ids")
-    return ids.shape[0], ids.shape[1]
+def _experts(experts: Any) -> int:
+    return expect_int("experts", experts, 1, _MOST_EXPERTS)
+
+
+def _alignment(alignment: Any) -> int:
+    if expect_int("alignment", alignment) not in _ALIGNMENTS:
+        message = f"`alignment` is wrong: expected 1, 16, 32, 64 or 128, found {alignment}"
+        raise ArgumentError(message, "alignment")
+    return alignment
 
 
 def permute(ids: Any, experts: int, alignment: int = 128, rows: Optional[int] = None) -> Permuted:
     """Sorts tokens by their experts, in one kernel.
 
-    ``ids`` is int32 [T, topk], contiguous: the experts of each token, from 0 to ``experts - 1``. The rows of an expert
-    start at a multiple of ``alignment``, which is 1, 16, 32, 64 or 128, in the order of tokens. ``rows`` is the number
-    of rows in all, by default ``rows_needed``. The ids are read on the device: a CUDA graph may be replayed with
-    others.
+    ``ids`` is int32 [T, topk], contiguous: the experts of each token, from 0 to ``experts - 1``. An id that is none of
+    them has no row. The rows of an expert start at a multiple of ``alignment``, which is 1, 16, 32, 64 or 128, in the
+    order of tokens. ``rows`` is the number of rows in all, by default ``rows_needed``, and has to be enough for these
+    ids. Too few of them are an error on the CPU and in the simulator. A GPU cannot tell: choices that find no row have
+    place -1 there, and ``unpermute`` adds nothing for them. The ids are read on the device: a CUDA graph may be
+    replayed with others.
+
+    >>> tokens, groups, ends, places = permute(ids, experts=256)
     """
-    tokens, topk = _choices(ids)
-    rows = rows_needed(tokens, topk, experts, alignment) if rows is None else rows
+    tokens, topk = expect_matrix("ids", ids)
+    expect_elements("ids", ids, ("int32",))
+    experts, alignment = _experts(experts), _alignment(alignment)
+    if tokens * topk > _MOST_ROWS:
+        raise ArgumentError(f"`ids` is too large: expected up to {_MOST_ROWS} choices, found {tuple(ids.shape)}", "ids")
+    needed = rows_needed(tokens, topk, experts, alignment)
+    rows = needed if rows is None else expect_int("rows", rows, 0, _MOST_ROWS)
     found = Permuted(*(empty(ids, shape, "int32") for shape in ((rows,), (rows,), (experts,), (tokens, topk))))
     if _call.is_compiling():
         _call.ops().moe_permute(ids, alignment, *found)
@@ -61,8 +88,11 @@ def unpermute(rows: Any, places: Any, weights: Any, out: Optional[Any] = None) -
 
     ``rows`` is bfloat16 [M, K], ``places`` int32 [T, topk] of ``permute``, ``weights`` float32 [T, topk], ``out``
     bfloat16 [T, K]. A place that is no row adds nothing.
+
+    >>> out = unpermute(rows, permuted.places, weights)
     """
-    out = empty(rows, (places.shape[0], rows.shape[-1]), "bfloat16") if out is None else out
+    (_, columns), (tokens, _) = expect_matrix("rows", rows), expect_matrix("places", places)
+    out = empty(rows, (tokens, columns), "bfloat16") if out is None else out
     if _call.is_compiling():
         _call.ops().moe_unpermute(rows, places, weights, out)
     else:
@@ -76,6 +106,7 @@ def zero_padding_rows(ids: Any, num_groups: int, d: Any) -> None:
     ``ids`` is int32 [M], the group of each row; ``d`` is [M, N] of bfloat16, float16 or float32. The m-grouped
     contiguous GEMMs of ``deep_gemm`` do the same themselves, where ``grouped_layout`` has the group of each row.
     """
+    num_groups = expect_int("num_groups", num_groups, 0, _MOST_ROWS)
     if _call.is_compiling():
         _call.ops().zero_padding_rows(ids, num_groups, d)
     else:

@@ -10,7 +10,17 @@ from typing import Any, Optional, Tuple
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import dtype_name, empty
+from ._arrays import (
+    FLOATS,
+    FP8,
+    dtype_name,
+    empty,
+    expect_choice,
+    expect_dtype,
+    expect_elements,
+    expect_matrix,
+    expect_shape,
+)
 from .errors import ArgumentError
 
 __all__ = [
@@ -41,18 +51,8 @@ def _ceil_div(x: int, y: int) -> int:
 
 
 def _scales_shape(granularity: str, rows: int, columns: int) -> Tuple[int, int]:
-    if granularity not in _BLOCKS:
-        expected = ", ".join(_BLOCKS)
-        message = f"`granularity` is unknown: expected one of {expected}, found {granularity}"
-        raise ArgumentError(message, "granularity")
-    down, across = _BLOCKS[granularity]
+    down, across = _BLOCKS[expect_choice("granularity", granularity, tuple(_BLOCKS))]
     return _ceil_div(rows, down or max(rows, 1)), _ceil_div(columns, across or max(columns, 1))
-
-
-def _matrix(x: Any) -> Tuple[int, int]:
-    if len(x.shape) != 2:
-        raise ArgumentError(f"`x` has the wrong rank: expected 2 dimensions, found {tuple(x.shape)}", "x")
-    return x.shape[0], x.shape[1]
 
 
 def _per_code(dtype: Any) -> int:
@@ -71,7 +71,7 @@ def quantize(
     x: Any,
     granularity: str = "1x128",
     power_of_two: bool = False,
-    dtype: str = "float8_e4m3fn",
+    dtype: Any = "float8_e4m3fn",
     codes: Optional[Any] = None,
     scales: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
@@ -83,15 +83,19 @@ def quantize(
     any strides, or be packed (int32), as for the library's ``quantize``.
 
     ``dtype`` is ``float8_e4m3fn`` or ``float8_e5m2``; or, with ``1x32`` and an even K, ``uint8``: codes [M, K/2] of FP4
-    (e2m1), two in a byte, the first in the low half.
+    (e2m1), two in a byte, the first in the low half. It is a name, or a type of torch or numpy. It is not looked at
+    where ``codes`` are given.
+
+    >>> codes, scales = quantize(x, "128x128", dtype=torch.float8_e5m2)
     """
-    rows, columns = _matrix(x)
+    rows, columns = expect_matrix("x", x)
     shape = _scales_shape(granularity, rows, columns)
     if codes is None:
-        if columns % _per_code(dtype) != 0:
+        name = expect_dtype("dtype", dtype, (*FP8, "uint8", "int8") if granularity == "1x32" else FP8)
+        if columns % _per_code(name) != 0:
             message = f"`x` has the wrong shape: expected two columns for each byte of codes, found {tuple(x.shape)}"
             raise ArgumentError(message, "x")
-        codes = empty(x, (rows, columns // _per_code(dtype)), dtype)
+        codes = empty(x, (rows, columns // _per_code(name)), name)
     scales = empty(x, shape, "float32") if scales is None else scales
     if _call.is_compiling():
         _call.ops().quantize(x, codes, scales, granularity, power_of_two)
@@ -100,12 +104,16 @@ def quantize(
     return codes, scales
 
 
-def quantize_by_scale(x: Any, scale: Any, dtype: str = "float8_e4m3fn", codes: Optional[Any] = None) -> Any:
+def quantize_by_scale(x: Any, scale: Any, dtype: Any = "float8_e4m3fn", codes: Optional[Any] = None) -> Any:
     """Codes of ``x`` [M, K] with a given per-tensor scale, e.g. from calibration: ``x / scale``, rounded and saturated.
 
     ``scale`` is [1, 1] of float32, as from ``quantize`` with ``tensor``, and is read on the device.
     """
-    codes = empty(x, _matrix(x), dtype) if codes is None else codes
+    rows, columns = expect_matrix("x", x)
+    codes = empty(x, (rows, columns), expect_dtype("dtype", dtype, FP8)) if codes is None else codes
+    if (rows == 0 or columns == 0) and expect_matrix("scale", scale) == (1, 1):
+        # The library counts scales by elements, of which there are none.
+        scale = scale[: min(rows, 1), : min(columns, 1)]
     if _call.is_compiling():
         _call.ops().quantize_by_scale(x, scale, codes)
     else:
@@ -114,14 +122,12 @@ def quantize_by_scale(x: Any, scale: Any, dtype: str = "float8_e4m3fn", codes: O
 
 
 def dequantize(
-    codes: Any, scales: Any, granularity: str = "1x128", dtype: str = "bfloat16", x: Optional[Any] = None
+    codes: Any, scales: Any, granularity: str = "1x128", dtype: Any = "bfloat16", x: Optional[Any] = None
 ) -> Any:
     """``codes * scales``, rounded once to ``dtype``: bfloat16, float16 or float32. A byte of uint8 is two FP4 codes."""
-    if len(codes.shape) != 2:
-        message = f"`codes` has the wrong rank: expected 2 dimensions, found {tuple(codes.shape)}"
-        raise ArgumentError(message, "codes")
-    rows, columns = codes.shape
-    x = empty(codes, (rows, columns * _per_code(codes.dtype)), dtype) if x is None else x
+    rows, columns = expect_matrix("codes", codes)
+    if x is None:
+        x = empty(codes, (rows, columns * _per_code(codes.dtype)), expect_dtype("dtype", dtype, FLOATS))
     if _call.is_compiling():
         _call.ops().dequantize(codes, scales, x, granularity)
     else:
@@ -130,17 +136,16 @@ def dequantize(
 
 
 def quantize_with_transpose(
-    x: Any, granularity: str = "1x128", power_of_two: bool = False, dtype: str = "float8_e4m3fn"
+    x: Any, granularity: str = "1x128", power_of_two: bool = False, dtype: Any = "float8_e4m3fn"
 ) -> Tuple[Any, Any, Any, Any]:
     """``quantize`` with dual output: codes and scales of ``x`` [M, K], and codes and scales of its transpose.
 
     ``x`` is read once. ``granularity`` is ``1x128``, with scales [M, K/128] and [K, M/128]; or ``128x128``, where codes
     and scales of the transpose are the transposes of the codes and the scales.
     """
-    rows, columns = _matrix(x)
-    if granularity not in ("1x128", "128x128"):
-        message = f"`granularity` has no kernels: expected 1x128 or 128x128, found {granularity}"
-        raise ArgumentError(message, "granularity")
+    rows, columns = expect_matrix("x", x)
+    expect_choice("granularity", granularity, ("1x128", "128x128"))
+    dtype = expect_dtype("dtype", dtype, FP8)
     codes, scales = empty(x, (rows, columns), dtype), empty(x, _scales_shape(granularity, rows, columns), "float32")
     transposed = empty(x, (columns, rows), dtype)
     own = empty(x, _scales_shape(granularity, columns, rows), "float32") if granularity == "1x128" else None
@@ -165,7 +170,7 @@ def quantize_nvfp4(
     tensor_scale [1]            float32                         ``max(amax, 1e-4) / 2688`` unless it is given
     ============ ============== =============================== ============================================
     """
-    rows, columns = _matrix(x)
+    rows, columns = expect_matrix("x", x)
     codes = empty(x, (rows, columns // 2), "uint8") if codes is None else codes
     scales = empty(x, (rows, _ceil_div(columns, 16)), "float8_e4m3fn") if scales is None else scales
     computed = tensor_scale is None
@@ -181,13 +186,11 @@ def quantize_nvfp4(
 
 
 def dequantize_nvfp4(
-    codes: Any, scales: Any, tensor_scale: Any, dtype: str = "bfloat16", x: Optional[Any] = None
+    codes: Any, scales: Any, tensor_scale: Any, dtype: Any = "bfloat16", x: Optional[Any] = None
 ) -> Any:
     """``codes * scales * tensor_scale`` of ``quantize_nvfp4``, [M, K] of ``dtype``: bfloat16, float16 or float32."""
-    if len(codes.shape) != 2:
-        message = f"`codes` has the wrong rank: expected 2 dimensions, found {tuple(codes.shape)}"
-        raise ArgumentError(message, "codes")
-    x = empty(codes, (codes.shape[0], 2 * codes.shape[1]), dtype) if x is None else x
+    rows, columns = expect_matrix("codes", codes)
+    x = empty(codes, (rows, 2 * columns), expect_dtype("dtype", dtype, FLOATS)) if x is None else x
     if _call.is_compiling():
         _call.ops().dequantize_nvfp4(codes, scales, tensor_scale, x)
     else:
@@ -199,7 +202,7 @@ def swiglu_quantize(
     x: Any, power_of_two: bool = False, codes: Optional[Any] = None, scales: Optional[Any] = None
 ) -> Tuple[Any, Any]:
     """SwiGLU quantized with 1x128 scales, in one kernel: ``silu(gate) * up`` of ``x`` [M, 2K], gates first in a row."""
-    rows, columns = _matrix(x)
+    rows, columns = expect_matrix("x", x)
     codes, scales = _outputs(x, rows, columns // 2, codes, scales)
     if _call.is_compiling():
         _call.ops().swiglu_quantize(x, codes, scales, power_of_two)
@@ -215,8 +218,10 @@ def gather_quantize(
 
     ``rows`` is int32 [M], read on the device. Where it is -1, or no row of ``x``, codes and scales keep their values.
     """
-    _, columns = _matrix(x)
-    codes, scales = _outputs(x, rows.shape[0], columns, codes, scales)
+    _, columns = expect_matrix("x", x)
+    expect_elements("rows", rows, ("int32",))
+    (count,) = expect_shape("rows", rows, 1)
+    codes, scales = _outputs(x, count, columns, codes, scales)
     if _call.is_compiling():
         _call.ops().gather_quantize(x, rows, codes, scales, power_of_two)
     else:
@@ -233,7 +238,7 @@ def rms_norm_quantize(
     scales: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
     """RMSNorm of each row quantized with 1x128 scales, in one kernel: ``x / sqrt(mean(x * x) + epsilon) * weight``."""
-    rows, columns = _matrix(x)
+    rows, columns = expect_matrix("x", x)
     codes, scales = _outputs(x, rows, columns, codes, scales)
     if _call.is_compiling():
         _call.ops().rms_norm_quantize(x, weight, epsilon, codes, scales, power_of_two)

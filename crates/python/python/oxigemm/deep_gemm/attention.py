@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from .. import _call
 from .. import _oxigemm as _C
-from .._arrays import dtype_name, empty, is_torch, rows_of
+from .._arrays import dtype_name, empty, expect_shape, is_torch, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
 from . import epilogue as _epilogue
 from .gemm import fp8_gemm_nt_skip_head_mid
@@ -29,12 +29,19 @@ __all__ = [
 def _only_fp8(name: str, pair: Any) -> Any:
     """The operand of a pair whose scales, those of FP4, are None."""
     if not isinstance(pair, (tuple, list)):
-        return pair
+        return _query(name, pair)
     if len(pair) != 2:
         raise ArgumentTypeError(f"`{name}` has the wrong type: expected (q, None), found {len(pair)} parts", name)
     if pair[1] is not None:
         raise ArgumentError(f"`{name}[1]` is for FP4: expected None, found scales", name)
-    return pair[0]
+    return _query(name, pair[0])
+
+
+def _query(name: str, query: Any) -> Any:
+    if len(expect_shape(name, query)) not in (3, 4):
+        found = tuple(query.shape)
+        raise ArgumentError(f"`{name}` has the wrong rank: expected 3 dimensions, or 4 if paged, found {found}", name)
+    return query
 
 
 def _logits_dtype(dtype: Any) -> str:
@@ -127,6 +134,7 @@ def _mqa_logits(
     if not isinstance(kv, (tuple, list)) or len(kv) != 2:
         raise ArgumentTypeError("`kv` has the wrong type: expected a pair of keys and their scales", "kv")
     keys, scales = kv
+    expect_shape("kv", keys, 2)
     schedule_meta = named.get("schedule_meta")
     if schedule_meta is not None:
         _expect_numbers("schedule_meta", schedule_meta, (query.shape[0], 2), query)
@@ -206,7 +214,7 @@ def get_mqa_logits_metadata(cu_seq_len_k_start: Any, cu_seq_len_k_end: Any, num_
     if _count("num_heads", num_heads) not in range(8, 129, 8):
         message = f"`num_heads` is wrong: expected a multiple of 8 up to 128, found {num_heads}"
         raise ArgumentError(message, "num_heads")
-    if len(cu_seq_len_k_start.shape) != 1:
+    if len(expect_shape("cu_seq_len_k_start", cu_seq_len_k_start)) != 1:
         found = list(cu_seq_len_k_start.shape)
         message = f"`cu_seq_len_k_start` has the wrong shape: expected [S], found {found}"
         raise ArgumentError(message, "cu_seq_len_k_start")
@@ -233,7 +241,7 @@ def get_paged_mqa_logits_metadata(context_lens: Any, block_kv: int, num_sms: int
         message = f"`num_sms` is out of range: expected 1 to 65535, found {_found(num_sms)}"
         raise ArgumentError(message, "num_sms")
     if indices is not None:
-        _expect_indices(indices, tuple(context_lens.shape), context_lens)
+        _expect_indices(indices, tuple(expect_shape("context_lens", context_lens)), context_lens)
     schedule = empty(context_lens, (num_sms + 1, 2), "int32")
     if _call.is_compiling():
         _call.ops().paged_mqa_logits_metadata(context_lens, schedule)

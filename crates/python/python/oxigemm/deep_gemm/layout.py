@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence
 
 from .. import _call
 from .. import _oxigemm as _C
-from .._arrays import dtype_name, empty, is_torch
+from .._arrays import dtype_name, empty, expect_elements, expect_int, expect_shape, is_torch
 from ..errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
@@ -19,7 +19,15 @@ __all__ = [
 
 
 def get_tma_aligned_size(x: int, element_size: int) -> int:
-    """``x`` elements, rounded up to a multiple of 16 bytes."""
+    """``x`` elements, rounded up to a multiple of 16 bytes.
+
+    >>> get_tma_aligned_size(5, element_size=4)
+    8
+    """
+    expect_int("x", x, 0)
+    if expect_int("element_size", element_size) not in (1, 2, 4, 8, 16):
+        message = f"`element_size` is wrong: expected 1, 2, 4, 8 or 16 bytes, found {element_size}"
+        raise ArgumentError(message, "element_size")
     unit = 16 // element_size
     return -(-x // unit) * unit
 
@@ -32,11 +40,9 @@ def _strides(array: Any) -> Sequence[int]:
 
 
 def _expect_scales(sf: Any) -> None:
-    if len(sf.shape) not in (2, 3):
+    if len(expect_shape("sf", sf)) not in (2, 3):
         raise ArgumentError(f"`sf` has the wrong rank: expected 2 or 3 dimensions, found {tuple(sf.shape)}", "sf")
-    if dtype_name(sf.dtype) != "float32":
-        found = dtype_name(sf.dtype)
-        raise ArgumentTypeError(f"`sf` has the wrong element type: expected float32, found {found}", "sf")
+    expect_elements("sf", sf, ("float32",))
 
 
 def _is_mn_major(sf: Any) -> bool:
@@ -113,12 +119,16 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     _expect_scales(sf)
     if len(sf.shape) != 2:
         raise ArgumentError(f"`sf` has the wrong rank: expected 2 dimensions, found {tuple(sf.shape)}", "sf")
-    if k_alignment is not None and k_alignment < 1:
-        message = f"`k_alignment` is out of range: expected 1 or more, found {k_alignment}"
-        raise ArgumentError(message, "k_alignment")
-    if not ks_cpu or any(k < 0 or k % (k_alignment or 1) for k in ks_cpu):
+    expect_int("gran_k", gran_k, 1)
+    if k_alignment is not None:
+        expect_int("k_alignment", k_alignment, 1)
+    if not isinstance(ks_cpu, (tuple, list)):
+        found = type(ks_cpu).__name__
+        raise ArgumentTypeError(f"`ks_cpu` has the wrong type: expected a list of integers, found {found}", "ks_cpu")
+    if not ks_cpu or any(expect_int("ks_cpu", k) < 0 or k % (k_alignment or 1) for k in ks_cpu):
         expected = f"multiples of `k_alignment`, {k_alignment}" if k_alignment else "numbers of 0 or more"
         raise ArgumentError(f"`ks_cpu` is wrong: expected {expected}, found {ks_cpu}", "ks_cpu")
+    expect_elements("grouped_layout", grouped_layout, ("int32",))
     if tuple(grouped_layout.shape) != (len(ks_cpu),):
         found = tuple(grouped_layout.shape)
         message = f"`grouped_layout` has the wrong shape: expected {(len(ks_cpu),)}, found {found}"
@@ -159,6 +169,10 @@ def transform_sf_into_required_layout(
     """
     if psum_layout is not None:
         raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
+    if not isinstance(recipe, (tuple, list)):
+        found = type(recipe).__name__
+        raise ArgumentTypeError(f"`recipe` has the wrong type: expected a tuple of integers, found {found}", "recipe")
+    mn, k = expect_int("mn", mn, 0), expect_int("k", k, 0)
     if len(recipe) == 3 and is_sfa is not None:
         rows, columns = (recipe[0] if is_sfa else recipe[1]), recipe[2]
     elif len(recipe) == 2 and is_sfa is None:
@@ -169,9 +183,9 @@ def transform_sf_into_required_layout(
     if (rows, columns) not in ((1, 128), (128, 128)):
         expected = "(1, 128) or (128, 128), which Hopper has kernels for"
         raise ArgumentError(f"`recipe` is wrong: expected {expected}, found {(rows, columns)}", "recipe")
-    groups = () if num_groups is None else (num_groups,)
+    groups = () if num_groups is None else (expect_int("num_groups", num_groups, 0),)
     shape = (*groups, -(-mn // rows), -(-k // columns))
-    if dtype_name(getattr(sf, "dtype", None)) == "int32":
+    if expect_shape("sf", sf) and dtype_name(sf.dtype) == "int32":
         shape = (*shape[:-1], -(-shape[-1] // 4))
     else:
         _expect_scales(sf)

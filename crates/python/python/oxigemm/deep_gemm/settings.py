@@ -6,6 +6,7 @@ import sys
 from typing import Any, Optional, Tuple, Union
 
 from .. import _oxigemm
+from .._arrays import expect_int
 from .._oxigemm import get_pdl, set_pdl
 from ..errors import ArgumentError, ArgumentTypeError
 
@@ -44,9 +45,7 @@ def _current_gpu() -> Optional[int]:
 def set_num_sms(new_num_sms: int) -> None:
     """Sets how many SMs kernels may use; 0 for all, those of torch's current GPU or of the simulated one."""
     most = _oxigemm.sm_count(_current_gpu())
-    if not 0 <= new_num_sms <= most:
-        raise ArgumentError(f"`new_num_sms` is out of range: expected 0 to {most}, found {new_num_sms}", "new_num_sms")
-    _oxigemm.set_num_sms(new_num_sms)
+    _oxigemm.set_num_sms(expect_int("new_num_sms", new_num_sms, 0, most))
 
 
 def get_num_sms() -> int:
@@ -57,9 +56,7 @@ def get_num_sms() -> int:
 def set_tc_util(new_tc_util: int) -> None:
     """Stored without effect: no kernel for Hopper throttles its tensor cores."""
     global _tc_util
-    if not 0 <= new_tc_util <= 100:
-        raise ArgumentError(f"`new_tc_util` is out of range: expected 0 to 100, found {new_tc_util}", "new_tc_util")
-    _tc_util = new_tc_util or 100
+    _tc_util = expect_int("new_tc_util", new_tc_util, 0, 100) or 100
 
 
 def get_tc_util() -> int:
@@ -77,7 +74,7 @@ def set_block_size_multiple_of(new_value: Union[int, Tuple[int, int]]) -> None:
 
 def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
     """Sets the alignment of the first row of each group: 1, 16, 32, 64 or 128."""
-    if new_value not in _ALIGNMENTS:
+    if expect_int("new_value", new_value) not in _ALIGNMENTS:
         expected = "1, 16, 32, 64 or 128"
         raise ArgumentError(f"`new_value` is no alignment: expected {expected}, found {new_value}", "new_value")
     _oxigemm.set_alignment(new_value)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from . import bench as _bench
-from . import numeric, utils
-from .bench import *  # noqa: F403
-from .numeric import *  # noqa: F403
-from .utils import *  # noqa: F403
+from .bench import bench, bench_kineto, empty_suppress, suppress_stdout_stderr
+from .numeric import assert_bitwise_equal, calc_diff, count_bytes
+from .utils import get_arch_major, ignore_env, test_filter
 
-__all__ = [*_bench.__all__, *numeric.__all__, *utils.__all__]
+__all__ = [
+    "assert_bitwise_equal",
+    "bench",
+    "bench_kineto",
+    "calc_diff",
+    "count_bytes",
+    "empty_suppress",
+    "get_arch_major",
+    "ignore_env",
+    "suppress_stdout_stderr",
+    "test_filter",
+]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
-__all__ = ["bench", "bench_kineto"]
+__all__ = ["bench", "bench_kineto", "empty_suppress", "suppress_stdout_stderr"]
 
 #: Larger than the L2 cache.
 _FLUSH_BYTES = 256 << 20
@@ -42,26 +41,47 @@ def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high
     return start.elapsed_time(end) / num_tests / 1e3
 
 
-@contextlib.contextmanager
-def _quiet(on: bool):
-    """Without what libraries print."""
-    if not on:
-        yield
-        return
-    with open(os.devnull, "w") as nowhere:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kept = [os.dup(stream) for stream in (1, 2)]
-        try:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for stream, copy in zip((1, 2), kept):
-                os.dup2(copy, stream)
-                os.close(copy)
+class empty_suppress:
+    """A context that changes nothing: for callers that choose between it and ``suppress_stdout_stderr``."""
+
+    def __enter__(self) -> empty_suppress:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        return None
+
+
+class suppress_stdout_stderr:
+    """A context without output: neither what Python prints nor what libraries write to the two streams.
+
+    >>> with suppress_stdout_stderr():
+    ...     print("nobody reads this")
+    """
+
+    def __enter__(self) -> suppress_stdout_stderr:
+        self._streams = sys.stdout, sys.stderr
+        self._flush()
+        self._kept = [os.dup(stream) for stream in (1, 2)]
+        self._nowhere = open(os.devnull, "w")
+        for stream in (1, 2):
+            os.dup2(self._nowhere.fileno(), stream)
+        sys.stdout = sys.stderr = self._nowhere
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        # What the streams of before still hold was written inside.
+        self._flush()
+        sys.stdout, sys.stderr = self._streams
+        for stream, copy in zip((1, 2), self._kept):
+            os.dup2(copy, stream)
+            os.close(copy)
+        self._nowhere.close()
+
+    def _flush(self) -> None:
+        for stream in self._streams:
+            # A process without a console has none.
+            if stream is not None:
+                stream.flush()
 
 
 def bench_kineto(
@@ -88,7 +108,7 @@ def bench_kineto(
         free, _ = torch.cuda.mem_get_info()
         flush = torch.empty(min(_REST_BYTES, free // 2) // 4, dtype=torch.int32, device="cuda")
     steps = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
-    with _quiet(suppress_kineto_output):
+    with suppress_stdout_stderr() if suppress_kineto_output else empty_suppress():
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities, schedule=steps) as profiler:
             for _ in range(2):
