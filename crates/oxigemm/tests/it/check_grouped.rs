@@ -176,7 +176,8 @@ fn good_arguments_pass() {
     assert_eq!((groups.sfa_slab, groups.sfb_group), (64 * 4, 2 * 4));
     for layout in [GroupLayout::Ids, GroupLayout::Ends] {
         let (problem, groups) = launch(arguments(layout, DIMS));
-        assert_eq!((problem.m, groups.count, groups.slabs(), groups.expected), (64, 4, 1, 16));
+        // Half of the 16 rows that a group has in the mean may be padding.
+        assert_eq!((problem.m, groups.count, groups.slabs(), groups.expected), (64, 4, 1, 9));
     }
 }
 

@@ -298,7 +298,8 @@ fn what_does_not_fit_together_is_refused() {
     let device = Device::cpu();
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
     let (a, b) = (new(DType::Bf16, &[100, 8]), new(DType::Bf16, &[100, 16]));
-    let (d, ks) = (new(DType::F32, &[2, 8, 16]), new(DType::I32, &[2]));
+    let d = new(DType::F32, &[2, 8, 16]);
+    let ks = Tensor::from_slice(&[60i32, 40], &[2], &device).unwrap();
     let (tn, host) = (GemmLayout::Tn, Some(&[60usize, 40][..]));
     let run =
         |layout, a: &Tensor, b: &Tensor, c: Addend<'_>, d: &Tensor, ks: &Tensor, host: Option<&[usize]>| {

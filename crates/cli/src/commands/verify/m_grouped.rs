@@ -1,7 +1,10 @@
 //! Checks of m-grouped GEMMs and batches: groups of all sizes, layouts, and groups that change.
 
 use oxigemm::plan;
-use oxigemm::{Addend, GemmLayout, GemmOptions, Tensor, einsum, half_gemm, random};
+use oxigemm::{
+    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, Tensor, einsum, half_gemm,
+    m_grouped_fp8_gemm_nt_contiguous, random,
+};
 use oxigemm_testkit::{
     BF16, Effort, FP8, FP8_1X32, FP8_32X32, FP16, Failure, GemmCase, GemmData, GroupLayout, MGroups,
     OperandTypes,
@@ -182,7 +185,8 @@ fn scattered(setup: &Setup) -> Result<String, Failure> {
         let drawn = |dtype, seed, dims: &[usize]| {
             Tensor::from_f32(dtype, &random::normals(seed, dims.iter().product()), dims, device)
         };
-        let ones = |dims: &[usize]| Tensor::from_f32(DType::F32, &vec![1.0; dims.iter().product()], dims, device);
+        let ones =
+            |dims: &[usize]| Tensor::from_f32(DType::F32, &vec![1.0; dims.iter().product()], dims, device);
         let (a, b) = (drawn(DType::E4m3, 1, &[rows, k])?, drawn(DType::E4m3, 2, &[groups, n, k])?);
         let (sfa, sfb) = (ones(&[rows, 2])?, ones(&[groups, 2, 2])?);
         let mut d = Tensor::from_f32(DType::Bf16, &vec![99.0; rows * n], &[rows, n], device)?;

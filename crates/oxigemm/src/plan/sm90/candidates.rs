@@ -32,7 +32,7 @@ pub(in crate::plan) fn candidates(request: &PlanRequest, limits: &Limits) -> Vec
 /// waves of theirs have. (A sweep over layers of models lost 0.2%; estimates of the two kinds differ by more.)
 fn is_small(request: &PlanRequest) -> bool {
     const ROWS: u32 = 64;
-    const COLUMNS: u32 = 30_000;
+    const COLUMNS: u32 = 40_000;
     let PlanShape::Dense(shape) = request.shape else { return false };
     request.fusion == Fusion::None && shape.m <= ROWS && shape.n <= COLUMNS
 }
@@ -85,9 +85,16 @@ fn with_stages(
     found.into_iter()
 }
 
-/// Whether a kernel's tiles are not needlessly high for a dense GEMM. Of other GEMMs there are few kernels of each
-/// kind, and any number of rows may take them.
+/// Whether a kernel's tiles are not needlessly high for a dense or m-grouped FP8 GEMM. Of other GEMMs there are few
+/// kernels of each kind, and any number of rows may take them.
 fn suits(kernel: &GemmKernel, request: &PlanRequest) -> bool {
+    if let PlanShape::MGrouped(shape) = request.shape
+        && kernel.operands().is_fp8()
+        && request.fusion == Fusion::None
+    {
+        // With half of their rows missing, the highest tiles keep too few loads in flight.
+        return kernel.tile()[0] <= 128 || shape.expected > 128;
+    }
     let PlanShape::Dense(shape) = request.shape else { return true };
     let ([block_m, _], m, operands) = (kernel.tile(), shape.m, kernel.operands());
     if !kernel.is_split_k() {

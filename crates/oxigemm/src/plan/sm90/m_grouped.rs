@@ -7,9 +7,8 @@ use super::super::{Cost, GemmConfig, Limits, MGroupedShape};
 use super::persistent::{self, Work};
 use super::{Speeds, Tile, fitted};
 
-/// Rows that a group may turn out to have, in parts of what is expected: tokens are not routed evenly, and some experts
-/// are hot.
-pub(super) const SPREAD: [f64; 10] = [0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 2.2];
+/// Rows that a group may turn out to have, in parts of what is expected: tokens are not routed evenly.
+pub(super) const SPREAD: [f64; 9] = [0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5];
 /// Those of a batch.
 pub(super) const EQUAL: [f64; 1] = [1.0];
 /// Reading the group layout, building the table and looking tiles up, with 16-bit operands.
