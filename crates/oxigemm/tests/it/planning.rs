@@ -75,5 +75,5 @@ fn the_planned_config_of_m_grouped_gemms_is_close_to_the_best_measured_one() {
         judge(&shape, &name, times, TOLERANCE_M_GROUPED)
     });
     let judged = judged.count();
-    assert!(judged >= 20, "only {judged} planned configurations were measured");
+    assert!(judged >= 18, "only {judged} planned configurations were measured");
 }

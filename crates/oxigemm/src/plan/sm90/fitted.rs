@@ -224,7 +224,7 @@ pub(super) const FP8_M_GROUPED: Fitted = Fitted {
             tile: (128, 192),
             multicast: false,
             efficiency: 1.176,
-            step: 0.660,
+            step: 0.630,
             output: 0.40,
             memory: 0.951,
         },
