@@ -311,9 +311,9 @@ tensor-core work, whatever they hold in A. The kernel reads ``grouped_layout``: 
 another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last
 bits of large groups.
 
-``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their
-values. With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue``
-and a pair ``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
+A second small kernel zeroes the rows of group -1 in D; with ``use_psum_layout`` padding rows keep their values.
+``ensure_zero_padding`` has no effect on either, as in DeepGEMM on Hopper. ``epilogue`` and a pair ``d`` are as for
+``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
 """,
     ("m_grouped_fp8_gemm_nt_contiguous",),
 )
@@ -382,7 +382,7 @@ def half_contiguous(short: str, dtype: str, layout: str) -> Function:
     doc = {
         ("bf16", "nt"): (
             "M-grouped contiguous GEMM, D = A·Bᵀ: A [M, K] and B [G, N, K] bfloat16, D [M, N] bfloat16 or float32.\n\n"
-            "Groups, ``ensure_zero_padding`` and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is\n"
+            "Groups, padding rows and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is\n"
             "contiguous along N or along K, with an epilogue along K.\n"
         ),
         ("bf16", "nn"): "``m_grouped_bf16_gemm_nt_contiguous`` for B [G, K, N], D = A·B.",

@@ -290,9 +290,9 @@ impl Grouping {
                 let [grouped_layout, psum, expected_m, zero_padding] =
                     fields(&fields::M_GROUPED_CONTIGUOUS, groups()?)?;
                 let expected_m = ("expected_m_for_psum_layout", expected_m.get()?);
-                let (psum, zero_padding) = (psum.get()?, zero_padding.get()?);
-                let groups =
-                    MGroups::contiguous(call, grouped_layout.object(), psum, expected_m, zero_padding)?;
+                // Padding rows that have an id are zero for both values, as in DeepGEMM on Hopper for padding of zeros.
+                let (psum, _): (bool, bool) = (psum.get()?, zero_padding.get()?);
+                let groups = MGroups::contiguous(call, grouped_layout.object(), psum, expected_m, true)?;
                 Ok(Grouping::M(groups))
             }
             GroupingKind::MGroupedMasked => {

@@ -16,7 +16,7 @@ const THREADS: u32 = WARPS * WARP;
 /// Compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Whether a sequence may have more lengths than [`DEDICATED_NEXT`](crate::attention::DEDICATED_NEXT).
+    /// Whether a sequence may have more lengths than [`DEDICATED_NEXT`].
     pub any_next: bool,
 }
 

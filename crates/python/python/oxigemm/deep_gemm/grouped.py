@@ -82,9 +82,9 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last
     bits of large groups.
 
-    ``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their
-    values. With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue``
-    and a pair ``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
+    A second small kernel zeroes the rows of group -1 in D; with ``use_psum_layout`` padding rows keep their values.
+    ``ensure_zero_padding`` has no effect on either, as in DeepGEMM on Hopper. ``epilogue`` and a pair ``d`` are as for
+    ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
@@ -227,7 +227,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
 ) -> None:
     """M-grouped contiguous GEMM, D = A·Bᵀ: A [M, K] and B [G, N, K] bfloat16, D [M, N] bfloat16 or float32.
 
-    Groups, ``ensure_zero_padding`` and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is
+    Groups, padding rows and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is
     contiguous along N or along K, with an epilogue along K.
     """
     if compiled_dims != "nk":
