@@ -10,6 +10,8 @@ mod run;
 mod transpose;
 mod unpack;
 
+use oxigemm_kernels::gemm::scheduler::k_grouped::ks_of_ends;
+
 use crate::check::gemm::tensors::groups::KGroupNumbers;
 use crate::check::gemm::tensors::{Gemm, Grouping};
 use crate::device::Stream;
@@ -60,17 +62,14 @@ impl Gemm<'_> {
         if !self.a.device().can_compare() {
             return Ok(());
         }
-        self.describe().check()?;
+        let desc = self.describe();
+        desc.unpacked()?.map_or(desc, |(as_f32, _)| as_f32).check()?;
         let of_device: Vec<i32> = groups.numbers().to_vec()?;
-        let mut end = 0usize;
-        let expected = host.iter().map(|k| match groups {
-            KGroupNumbers::Ks(_) => *k,
-            KGroupNumbers::Ends { alignment, .. } => {
-                end = end.next_multiple_of(alignment.max(1)).saturating_add(*k);
-                end
-            }
-        });
-        if of_device.iter().map(|k| usize::try_from(*k).ok()).eq(expected.map(Some)) {
+        let ks = match groups {
+            KGroupNumbers::Ks(_) => of_device.clone(),
+            KGroupNumbers::Ends { alignment, .. } => ks_of_ends(&of_device, alignment.max(1) as u32),
+        };
+        if ks.iter().map(|k| usize::try_from(*k).ok()).eq(host.iter().copied().map(Some)) {
             return Ok(());
         }
         Err(Error::Shape {

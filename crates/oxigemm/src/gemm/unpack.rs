@@ -178,8 +178,14 @@ fn too_many(scales: &[Option<Ue8m0Scales>; 2]) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Addend, Device, GemmOptions, Tensor, fp8_gemm_nt, m_grouped_fp8_gemm_nt_masked, random};
-    use crate::{DType, Result};
+    use crate::check::gemm::tensors::Addend;
+    use crate::device::Device;
+    use crate::error::Result;
+    use crate::gemm::GemmOptions;
+    use crate::gemm::names::{fp8_gemm_nt, m_grouped_fp8_gemm_nt_masked};
+    use crate::random;
+    use crate::tensor::Tensor;
+    use crate::tensor::dtype::DType;
 
     /// Codes and positive scales of a matrix, each scale with a pitch that TMA does not take.
     fn operand(

@@ -152,7 +152,8 @@ fn good_arguments_pass() {
     assert_eq!((groups.a_slab, groups.b_group), (64 * 512, 256 * 512));
     for layout in [GroupLayout::Ids, GroupLayout::Ends] {
         let (problem, groups) = launch(arguments(layout, DIMS));
-        assert_eq!((problem.m, groups.count, groups.slabs(), groups.expected), (64, 4, 1, 16));
+        // Half of the 16 rows that a group has in the mean may be padding.
+        assert_eq!((problem.m, groups.count, groups.slabs(), groups.expected), (64, 4, 1, 9));
     }
     let in_place = masked();
     let (problem, _) = launch(GemmDesc { c: Some(Operand { name: "c", ..in_place.d }), ..in_place });

@@ -63,7 +63,8 @@ fn operands_that_begin_with_k_and_do_not_fit_together_are_refused() {
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
     let (a, b) = (new(DType::E4m3, &[300, 16]), new(DType::E4m3, &[300, 32]));
     let (sfa, sfb) = (new(DType::F32, &[4, 16]), new(DType::F32, &[4, 32]));
-    let (d, ks) = (new(DType::F32, &[2, 16, 32]), new(DType::I32, &[2]));
+    let d = new(DType::F32, &[2, 16, 32]);
+    let ks = Tensor::from_slice(&[129i32, 171], &[2], &device).unwrap();
     let run = |a: &Tensor, sfa: &Tensor, b: &Tensor, sfb: &Tensor, host: &[usize]| {
         let (d, options) = (&mut d.clone(), GemmOptions::default());
         k_grouped_fp8_gemm_tn_contiguous((a, sfa), (b, sfb), Addend::None, d, &ks, Some(host), &options)
@@ -90,7 +91,8 @@ fn what_does_not_fit_together_is_refused() {
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
     let (a, b) = (new(DType::E4m3, &[8 * 384]), new(DType::E4m3, &[16 * 384]));
     let (sfa, sfb) = (new(DType::F32, &[8, 3]), new(DType::F32, &[16, 3]));
-    let (d, ks) = (new(DType::F32, &[2, 8, 16]), new(DType::I32, &[2]));
+    let d = new(DType::F32, &[2, 8, 16]);
+    let ks = Tensor::from_slice(&[256i32, 128], &[2], &device).unwrap();
     let run = |a: &Tensor,
                sfa: &Tensor,
                b: &Tensor,
@@ -109,7 +111,8 @@ fn what_does_not_fit_together_is_refused() {
         (run(&new(DType::E4m3, &[8, 384]), &sfa, &b, &sfb, &d, &ks, None), "a"),
         (run(&a, &sfa, &new(DType::E4m3, &[16 * 256]), &sfb, &d, &ks, None), "b"),
         (run(&a, &new(DType::F32, &[9, 3]), &b, &sfb, &d, &ks, None), "sfa"),
-        (run(&a, &sfa, &b, &new(DType::F32, &[16, 4]), &d, &ks, None), "sfb"),
+        // Both are possible, and the longer one decides.
+        (run(&a, &sfa, &b, &new(DType::F32, &[16, 4]), &d, &ks, None), "sfa"),
         (run(&a, &sfa, &b, &sfb, &new(DType::F32, &[8, 16]), &ks, None), "d"),
         (run(&a, &sfa, &b, &sfb, &new(DType::F16, &[2, 8, 16]), &ks, None), "d"),
         (run(&a, &sfa, &b, &sfb, &d, &new(DType::I32, &[3]), None), "ks"),

@@ -442,7 +442,8 @@ impl MGroupedDesc {
     fn expected_rows(&self, &Shape { slabs, count, m, .. }: &Shape) -> u32 {
         let likely = || {
             let padded = u32::try_from(m * slabs / count).unwrap_or(u32::MAX);
-            MGroupedShape::likely_rows(padded, self.alignment as u32).into()
+            let alignment = if self.layout.has_slabs() { 1 } else { self.alignment as u32 };
+            MGroupedShape::likely_rows(padded, alignment).into()
         };
         self.expected_m.unwrap_or_else(likely).clamp(1, m) as u32
     }
