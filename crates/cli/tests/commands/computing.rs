@@ -51,7 +51,6 @@ fn logits_of_nothing_are_right_and_sizes_without_a_kernel_or_room_are_refused_by
         ("--page", "48"),
         ("--page", &huge),
         ("--next", "0"),
-        ("--next", "5"),
         ("--next", &huge),
         ("--queries", &huge),
         ("--queries", "100000000000"),

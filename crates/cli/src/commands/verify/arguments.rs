@@ -143,7 +143,8 @@ fn k_grouped(setup: &Setup) -> Result<String, Failure> {
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, device);
     let (a, sfa) = (new(DType::E4m3, &[8 * 384])?, new(DType::F32, &[8, 3])?);
     let (b, sfb) = (new(DType::E4m3, &[16 * 384])?, new(DType::F32, &[16, 3])?);
-    let (d, ks) = (new(DType::F32, &[2, 8, 16])?, new(DType::I32, &[2])?);
+    let d = new(DType::F32, &[2, 8, 16])?;
+    let ks = Tensor::from_slice(&[256i32, 128], &[2], device)?;
     let run = |a: &Tensor, sfb: &Tensor, ks: &Tensor, host: &[usize]| {
         let (a, b, options) = ((a, &sfa), (&b, sfb), GemmOptions::default());
         let d = &mut d.clone();
@@ -162,6 +163,7 @@ fn k_grouped(setup: &Setup) -> Result<String, Failure> {
     }
     ensure(run(&a, &sfb, &ks, &[256, 128]).is_ok(), || "good arguments were refused".to_owned())?;
     let (a, b) = (new(DType::Bf16, &[100, 8])?, new(DType::Bf16, &[100, 16])?);
+    let ks = Tensor::from_slice(&[60i32, 40], &[2], device)?;
     let run = |layout, a: &Tensor, b: &Tensor, ks: &Tensor, host: &[usize]| {
         let (d, options) = (&mut d.clone(), GemmOptions::default());
         k_grouped_half_gemm(layout, a, b, Addend::None, d, ks, Some(host), &options)
