@@ -352,9 +352,7 @@ impl<'k> GroupTable<'k> {
             self.before.at(group * 4).store(before.live());
             add(group);
         });
-        k.sync_warp();
-        let all = self.is_by_blocks().select(self.count_by_blocks(), before.live());
-        k.guard(lane.eq(WARP - 1), || self.before.at(self.params.groups * 4).store(all));
+        k.guard(lane.eq(WARP - 1), || self.before.at(self.params.groups * 4).store(before.live()));
     }
 
     fn is_by_blocks(&self) -> Pred<'k> {
@@ -383,7 +381,8 @@ impl<'k> GroupTable<'k> {
 
     /// Tiles of all groups.
     pub fn count(&self) -> U32<'k> {
-        self.before.at(self.params.groups * 4).load()
+        let of_groups = self.before.at(self.params.groups * 4).load();
+        self.is_by_blocks().select(self.count_by_blocks(), of_groups)
     }
 
     /// The first row (of the group's slab) and the index along N of the tile at `index`, whether the group's B is read
