@@ -59,7 +59,9 @@ impl Unpacking {
             }
         };
         let addressable = ScaleLayout::of(sfa, [mn, k]) != ScaleLayout::Copied && from_slab.is_multiple_of(4);
-        let multiplies = problem.family.has_scales() && !problem.family.is_1d1d();
+        // Kernels with other scales copy them in any case, and have no tensor map for them.
+        let family = problem.family;
+        let multiplies = family.has_scales() && !family.is_1d1d() && !family.has_scales_of_32();
         let dense = problem.k_groups.is_none() && problem.transpose == [false; 2];
         // A scale for several rows or blocks has no copy.
         if addressable || !multiplies || !dense || !aligned || mn == 0 || k == 0 || m == 1 || blocks == 1 {
@@ -187,18 +189,19 @@ mod tests {
     use crate::tensor::Tensor;
     use crate::tensor::dtype::DType;
 
-    /// Codes and positive scales of a matrix, each scale with a pitch that TMA does not take.
+    /// Codes and positive scales of a matrix, each scale with a pitch that TMA does not take. `scales`: rows of them, and
+    /// how many of K share one.
     fn operand(
         rows: &[usize],
         k: usize,
-        scale_rows: usize,
+        (scale_rows, k_per_scale): (usize, usize),
         seed: u64,
         device: &Device,
     ) -> Result<[Tensor; 2]> {
         let len = rows.iter().product::<usize>() * k;
         let dims: Vec<usize> = rows.iter().copied().chain([k]).collect();
         let codes = Tensor::from_f32(DType::E4m3, &random::normals(seed, len), &dims, device)?;
-        let (slabs, blocks) = (rows[..rows.len() - 1].to_vec(), k.div_ceil(128));
+        let (slabs, blocks) = (rows[..rows.len() - 1].to_vec(), k.div_ceil(k_per_scale));
         let scale_dims: Vec<usize> = slabs.iter().copied().chain([scale_rows, blocks]).collect();
         let scales = random::normals(seed + 1, scale_dims.iter().product());
         let scales: Vec<f32> = scales.iter().map(|x| x.abs() + 0.1).collect();
@@ -207,9 +210,20 @@ mod tests {
 
     #[test]
     fn scales_that_tma_cannot_address_are_copied_first() -> Result<()> {
-        let (m, n, k) = (130, 136, 640);
+        dense(640, [(130, 128), (2, 128)])
+    }
+
+    /// Scales of 32, which have more columns, are not: their kernels read any strides.
+    #[test]
+    fn scales_of_32_are_read_as_they_are() -> Result<()> {
+        dense(160, [(130, 32), (5, 32)])
+    }
+
+    fn dense(k: usize, [of_a, of_b]: [(usize, usize); 2]) -> Result<()> {
+        let (m, n) = (130, 136);
         let run = |device: &Device| -> Result<Vec<f32>> {
-            let ([a, sfa], [b, sfb]) = (operand(&[m], k, m, 1, device)?, operand(&[n], k, 2, 3, device)?);
+            let ([a, sfa], [b, sfb]) =
+                (operand(&[m], k, of_a, 1, device)?, operand(&[n], k, of_b, 3, device)?);
             let mut d = Tensor::zeros(DType::F32, &[m, n], device)?;
             fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default())?;
             d.to_vec_f32()
@@ -222,8 +236,8 @@ mod tests {
     fn the_same_of_groups() -> Result<()> {
         let (groups, m, n, k) = (2, 70, 136, 640);
         let run = |device: &Device| -> Result<Vec<f32>> {
-            let [a, sfa] = operand(&[groups, m], k, m, 1, device)?;
-            let [b, sfb] = operand(&[groups, n], k, 2, 3, device)?;
+            let [a, sfa] = operand(&[groups, m], k, (m, 128), 1, device)?;
+            let [b, sfb] = operand(&[groups, n], k, (2, 128), 3, device)?;
             let mut d = Tensor::zeros(DType::Bf16, &[groups, m, n], device)?;
             let masked_m = Tensor::from_slice(&[66i32, 3], &[groups], device)?;
             let options = GemmOptions::default();
