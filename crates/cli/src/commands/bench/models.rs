@@ -92,10 +92,11 @@ pub fn run(bench: &mut Bench) -> Outcome {
     Ok(true)
 }
 
-/// Shows what today's plans would have taken, by the times of a sweep.
+/// Shows what today's plans would have taken, by the times of a sweep. As JSON: its lines again with today's estimates, for
+/// a fit of the constants.
 pub fn replay(common: &Common, path: &Path) -> Outcome {
-    let timed: Vec<Timed> = super::sweep::lines(path)?;
-    let mut plans: HashMap<String, (String, f64)> = HashMap::new();
+    let mut timed: Vec<Timed> = super::sweep::lines(path)?;
+    let mut rankings: HashMap<String, Vec<(GemmConfig, Cost)>> = HashMap::new();
     let mut seeds: Vec<u64> = timed.iter().map(|line| line.seed).collect();
     seeds.sort_unstable();
     seeds.dedup();
@@ -103,21 +104,32 @@ pub fn replay(common: &Common, path: &Path) -> Outcome {
         let wanted = timed.iter().filter(|line| line.seed == seed).map(|line| line.case.as_str());
         let wanted: std::collections::HashSet<&str> = wanted.collect();
         for case in models::draw(seed, 2000).iter().filter(|case| wanted.contains(case.name.as_str())) {
-            if let Some(plan) = planner::plan(&case.gemm, None, &Limits::h200()) {
-                plans.insert(case.name.clone(), (plan.name(), plan.estimate.us));
-            }
+            rankings.insert(case.name.clone(), planner::rank(&case.gemm, &Limits::h200()));
         }
     }
-    let rows = rows(&timed, |case| plans.get(&case.case).map(|(name, us)| (name.clone(), *us)));
-    match common.json {
-        true => print_json(&rows),
-        false => show(&rows),
+    if !common.json {
+        let plan = |case: &Found| {
+            let (config, estimate) = rankings.get(&case.case)?.first()?;
+            Some((plan::name(config), estimate.us))
+        };
+        show(&rows(&timed, plan));
+        return Ok(true);
+    }
+    for line in &mut timed {
+        let ranking = rankings.get(&line.case).map_or(&[][..], Vec::as_slice);
+        let Some(rank) = ranking.iter().position(|(config, _)| plan::name(config) == line.choice) else {
+            continue;
+        };
+        let estimate = &ranking[rank].1;
+        line.planned = rank == 0;
+        line.estimate_us = estimate.us;
+        line.terms = estimate.terms().into_iter().map(|(name, us)| (name.to_owned(), us)).collect();
+        print_json(line);
     }
     Ok(true)
 }
 
 /// A case: its plan beside the best that was measured.
-#[derive(Serialize)]
 struct Row {
     case: String,
     planned: (String, f64),
