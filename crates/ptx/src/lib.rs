@@ -38,6 +38,7 @@
 
 mod control;
 pub mod convert;
+mod descriptor;
 mod error;
 mod kernel;
 pub mod ldmatrix;
@@ -46,6 +47,7 @@ pub mod memory;
 mod ops;
 pub mod sync;
 mod target;
+pub mod tcgen05;
 pub mod tma;
 mod value;
 pub mod warp;

@@ -27,6 +27,8 @@ pub enum Target {
     Sm90a,
     /// Blackwell (B200, GB200).
     Sm100a,
+    /// Blackwell Ultra (B300, GB300).
+    Sm103a,
 }
 
 impl Target {
@@ -37,6 +39,7 @@ impl Target {
             Target::Sm90 => "sm_90",
             Target::Sm90a => "sm_90a",
             Target::Sm100a => "sm_100a",
+            Target::Sm103a => "sm_103a",
         }
     }
 
@@ -46,6 +49,7 @@ impl Target {
             Target::Sm80 => (8, 0),
             Target::Sm90 | Target::Sm90a => (9, 0),
             Target::Sm100a => (10, 0),
+            Target::Sm103a => (10, 3),
         }
     }
 
@@ -56,6 +60,7 @@ impl Target {
             Target::Sm90 => PtxVersion(7, 8),
             Target::Sm90a => PtxVersion(8, 0),
             Target::Sm100a => PtxVersion(8, 6),
+            Target::Sm103a => PtxVersion(8, 8),
         }
     }
 }
@@ -71,8 +76,8 @@ impl fmt::Display for Target {
 pub(crate) enum Arch {
     /// This compute capability (times ten) and every later one.
     From(u32),
-    /// Exactly this architecture-specific target.
-    Only(Target),
+    /// One of these architecture-specific targets.
+    Only(&'static [Target]),
 }
 
 /// What an instruction asks of the module it stands in (PTX manual, "PTX ISA Notes" and "Target ISA Notes").
@@ -88,7 +93,15 @@ impl Needs {
     /// Hopper's general additions: clusters, transaction barriers, bulk copies.
     pub const SM90: Needs = Needs::from_sm(90, 8, 0);
     /// Hopper's architecture-specific instructions.
-    pub const SM90A: Needs = Needs { version: PtxVersion(8, 0), arch: Arch::Only(Target::Sm90a) };
+    pub const SM90A: Needs = Needs { version: PtxVersion(8, 0), arch: Arch::Only(&[Target::Sm90a]) };
+    /// Those of them that Blackwell has as well.
+    pub const SM90A_ON: Needs = Needs {
+        version: PtxVersion(8, 0),
+        arch: Arch::Only(&[Target::Sm90a, Target::Sm100a, Target::Sm103a]),
+    };
+    /// Blackwell's tensor core and tensor memory.
+    pub const TCGEN05: Needs =
+        Needs { version: PtxVersion(8, 6), arch: Arch::Only(&[Target::Sm100a, Target::Sm103a]) };
 
     pub const fn from_sm(sm: u32, major: u8, minor: u8) -> Needs {
         Needs { version: PtxVersion(major, minor), arch: Arch::From(sm) }
@@ -98,7 +111,7 @@ impl Needs {
         let (major, minor) = target.compute_capability();
         match self.arch {
             Arch::From(sm) => major * 10 + minor >= sm,
-            Arch::Only(only) => only == target,
+            Arch::Only(targets) => targets.contains(&target),
         }
     }
 }
@@ -107,7 +120,10 @@ impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Arch::From(sm) => write!(f, "sm_{sm} or later"),
-            Arch::Only(target) => write!(f, "{target}"),
+            Arch::Only(targets) => {
+                let names: Vec<_> = targets.iter().map(|t| t.name()).collect();
+                f.write_str(&names.join(" or "))
+            }
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct LoadOptions<'k> {
     pub multicast: Option<U16<'k>>,
     /// The L2 policy.
     pub cache: Option<CachePolicy<'k>>,
+    /// The CTAs are a pair: `barrier` may be that of the first one, named by its cluster address.
+    pub pair: bool,
 }
 
 /// The arithmetic of a reducing store.
@@ -154,6 +156,7 @@ impl<'k> TensorMap<'k> {
         let k = self.kernel();
         let tile = self.tile(at);
         let (mut flags, mut operands) = (String::new(), String::new());
+        let (needs, pair) = if options.pair { (Needs::TCGEN05, ".cta_group::2") } else { (Needs::SM90, "") };
         if let Some(mask) = options.multicast {
             flags += ".multicast::cluster";
             operands += &format!(", {}", mask.in_register().operand());
@@ -163,9 +166,9 @@ impl<'k> TensorMap<'k> {
             operands += &format!(", {}", policy.operand());
         }
         k.emit(
-            Needs::SM90,
+            needs,
             format_args!(
-                "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{flags} {to}, {tile}, {}{operands};",
+                "cp.async.bulk.tensor.{}d{pair}.shared::cluster.global.mbarrier::complete_tx::bytes{flags} {to}, {tile}, {}{operands};",
                 at.len(),
                 barrier.0
             ),
@@ -241,7 +244,7 @@ impl<'k> Shared<'k> {
             // Assemblers before that of PTX 8.5 took strides in units of 16 bytes.
             Needs {
                 version: PtxVersion(8, if matches!(field, MapField::Stride(_)) { 5 } else { 3 }),
-                ..Needs::SM90A
+                ..Needs::SM90A_ON
             },
             format_args!("tensormap.replace.tile.{name}.shared::cta.b1024.{width} {self}{ordinal}, {value};"),
         );

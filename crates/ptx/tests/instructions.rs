@@ -139,7 +139,8 @@ fn barriers_copies_by_the_engine_and_products() {
         full.expect(16);
         full.arrive_expecting(4096);
         let policy = k.cache_policy(Eviction::First);
-        let both = LoadOptions { multicast: Some(k.constant(3)), cache: Some(policy) };
+        let both =
+            LoadOptions { multicast: Some(k.constant(3)), cache: Some(policy), ..LoadOptions::default() };
         map.load(&[n, n], s, full, both);
         map.load(&[n, n, n], s, full, LoadOptions::default());
         s.bulk_load(g, 256, full);
@@ -323,4 +324,103 @@ fn constants_fold_and_cheap_forms_are_found() {
     let text = k.finish().expect("valid").text;
     assert!(!text.contains("mul") && !text.contains("div") && !text.contains("rem"), "{text}");
     assert!(text.contains("shl.b32") && text.contains("shr.u32") && text.contains("and.b32"), "{text}");
+}
+
+/// All kinds, shapes of copies and pairs of CTAs, for both Blackwell targets.
+#[test]
+fn tensor_memory_and_its_products() {
+    use oxigemm_ptx::tcgen05::*;
+    // A kernel works with single CTAs or with pairs, not with both.
+    for (target, group) in [
+        (Target::Sm100a, CtaGroup::One),
+        (Target::Sm100a, CtaGroup::Two),
+        (Target::Sm103a, CtaGroup::One),
+        (Target::Sm103a, CtaGroup::Two),
+    ] {
+        let k = &Kernel::new("tensor_memory", target).threads(128).cluster([2, 1, 1]);
+        let (shared, maps) = (k.dynamic_shared(), k.param_tensor_map("a"));
+        let (place, done) = (shared.at(65536), MBarrier(shared.at(65544)));
+        let descriptor = |at: u32| Descriptor::k_major(shared.at(at), Swizzle::B128);
+        k.tensor_memory_alloc(group, place, 256);
+        k.tensor_memory_relinquish(group);
+        k.sync_threads();
+        let d = TensorMemory::at(place.load());
+        let (scales_a, scales_b) = (d.column(128), d.column(132));
+        let rows = 128 * group.ctas();
+        let (a, b) = (descriptor(0), descriptor(16384));
+        k.if_(k.thread_index().eq(0), || {
+            let pair = group == CtaGroup::Two;
+            maps.load(
+                &[k.constant(0), k.constant(0)],
+                shared,
+                done,
+                LoadOptions { pair, ..LoadOptions::default() },
+            );
+            scales_a.copy_from(group, CopyShape::Scales, descriptor(32768));
+            scales_b.copy_from(group, CopyShape::Lanes128x128b, descriptor(33280));
+            d.copy_from(group, CopyShape::Lanes128x256b, descriptor(33280));
+            let no = k.constant(false);
+            for kind in [Kind::F16, Kind::Bf16, Kind::Tf32, Kind::F8f6f4(Element::E4m3, Element::E2m1)] {
+                let i = Instruction::new(kind, OutputType::F32, rows, 128);
+                k.tcgen05_mma(group, &i, d, MatrixA::Shared(a), b, no);
+                k.tcgen05_mma(group, &i, d, MatrixA::Tensor(d.column(64)), b, k.constant(true));
+            }
+            let scales = Scales { a: scales_a, b: scales_b };
+            for kind in [
+                Kind::Mxf8f6f4(Element::E5m2, Element::E2m3),
+                Kind::Mxf8f6f4(Element::E3m2, Element::E4m3),
+                Kind::Mxf4(BlockScale::Ue8m0Of32),
+                Kind::Mxf4(BlockScale::Ue4m3Of16),
+            ] {
+                let i = Instruction::new(kind, OutputType::F32, rows, 128).scale_bytes(2, 2);
+                k.tcgen05_mma_scaled(group, &i, d, MatrixA::Shared(a), b, scales, no);
+            }
+            k.tcgen05_commit(group, done);
+            k.tcgen05_commit_multicast(group, done, k.constant(3));
+        });
+        done.wait(0);
+        k.tcgen05_fence_after();
+        let words = d.lane(k.thread_index() / 32 * 32).load_rows(16);
+        k.tensor_memory_wait_loads();
+        d.lane(k.thread_index() / 32 * 32).store_rows(&words);
+        k.tensor_memory_wait_stores();
+        k.tcgen05_fence_before();
+        k.sync_threads();
+        k.tensor_memory_dealloc(group, d, 256);
+        assemble(&k.finish().expect("valid"));
+    }
+}
+
+/// Descriptors by hand from the manual's tables.
+#[test]
+fn instruction_descriptors_have_the_manuals_fields() {
+    use oxigemm_ptx::tcgen05::*;
+    let bf16 = Instruction::new(Kind::Bf16, OutputType::F32, 128, 256);
+    assert_eq!(bf16.encode(), 1 << 4 | 1 << 7 | 1 << 10 | 32 << 17 | 8 << 24);
+    let transposed = bf16.majors(Major::MN, Major::K);
+    assert_eq!(transposed.encode(), bf16.encode() | 1 << 15);
+    let mxfp8 = Instruction::new(Kind::Mxf8f6f4(Element::E4m3, Element::E5m2), OutputType::F32, 256, 64);
+    assert_eq!(mxfp8.scale_bytes(3, 1).encode(), 1 << 4 | 1 << 10 | 8 << 17 | 1 << 23 | 2 << 27 | 3 << 29);
+    let nvfp4 = Instruction::new(Kind::Mxf4(BlockScale::Ue4m3Of16), OutputType::F32, 128, 128);
+    assert_eq!(nvfp4.encode(), 1 << 7 | 1 << 10 | 16 << 17 | 1 << 27);
+}
+
+#[test]
+fn impossible_products_of_tensor_memory_are_refused() {
+    use oxigemm_ptx::tcgen05::*;
+    let error = |group, instruction: Instruction| {
+        let k = &Kernel::new("wrong", Target::Sm100a);
+        let b = Descriptor::k_major(k.dynamic_shared(), Swizzle::B128);
+        let d = TensorMemory::at(k.param("d"));
+        k.tcgen05_mma(group, &instruction, d, MatrixA::Shared(b), b, k.constant(false));
+        k.finish().expect_err("wrong").to_string()
+    };
+    let new = |kind, output, m, n| Instruction::new(kind, output, m, n);
+    let f32 = OutputType::F32;
+    assert!(error(CtaGroup::One, new(Kind::Bf16, f32, 256, 128)).contains("[64, 128] rows, not 256"));
+    assert!(error(CtaGroup::One, new(Kind::Bf16, f32, 128, 24)).contains("steps of 16, not 24"));
+    assert!(error(CtaGroup::Two, new(Kind::Bf16, f32, 128, 16)).contains("steps of 32, not 16"));
+    assert!(error(CtaGroup::One, new(Kind::Bf16, OutputType::F16, 128, 16)).contains("no FP16 accumulator"));
+    let scaled = new(Kind::Mxf4(BlockScale::Ue8m0Of32), f32, 128, 16);
+    assert!(error(CtaGroup::One, scaled).contains("tcgen05_mma_scaled"));
 }

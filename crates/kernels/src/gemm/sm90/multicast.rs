@@ -170,7 +170,7 @@ impl<'k> MulticastLoad<'k> {
     /// Loads for all blocks that receive it, with its cache policy.
     fn load_by(&self, k: &'k Kernel, load: impl Fn(LoadOptions<'k>)) {
         let load = |cache| {
-            let alone = LoadOptions { cache, multicast: None };
+            let alone = LoadOptions { cache, ..LoadOptions::default() };
             let shared = LoadOptions { multicast: Some(self.blocks), ..alone };
             k.if_else(self.is_multicast, || load(shared), || load(alone));
         };
