@@ -20,7 +20,7 @@ mod matrix;
 mod mbarrier;
 mod memory;
 mod scalar;
-pub(crate) mod tensormap;
+mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
 mod wmma;
@@ -164,6 +164,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     let kernel = cx.kernel;
     let (pc, mask) = (warp.groups[g].pc, warp.groups[g].mask);
     let inst = &kernel.code[pc as usize];
+    cx.at = (warp.index, pc);
     // PTX promises nothing of where lanes meet; compilers join them where their ways come together.
     if !warp.convergence.whole() && !cx.options.strict {
         warp.convergence.arrive(mask, pc, warp.groups[g].stack.len());
