@@ -84,6 +84,10 @@
 //! order no memory accesses. Groups of `cp.async` are counted per warp. Clusters are ordered by releases and
 //! acquires in global memory.
 //!
+//! A fault ends the run, unless its kind is [allowed](Options::allow) or the run is to [keep going](Options::keep_going).
+//! What the manual does not promise and hardware does all the same is a [note](Report::notes), and a fault where the
+//! options are [strict](Options::strict).
+//!
 //! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a kernel
 //! is well synchronized when each is found, or known to be redundant.
 

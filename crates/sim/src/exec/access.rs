@@ -136,6 +136,18 @@ impl Cx<'_> {
         len: u32,
         write: bool,
     ) -> Result<(), Fault> {
+        self.shadow_store(access, lane, (cta, offset, len), write, false)
+    }
+
+    /// The same; `same` for a write of what is there already.
+    fn shadow_store(
+        &mut self,
+        access: &mut Access,
+        lane: usize,
+        (cta, offset, len): (usize, u32, u32),
+        write: bool,
+        same: bool,
+    ) -> Result<(), Fault> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;
         let agent = h.lane_agent(access.warp, lane);
@@ -151,7 +163,7 @@ impl Cx<'_> {
             }
         };
         let range = std::iter::once((offset, len));
-        let conflicts = h.access(event, Some(lane), cta, range, write);
+        let conflicts = h.access_with(event, Some(lane), cta, range, write, same);
         self.conflicts(conflicts, cta, (access.warp, access.pc), write)
     }
 
@@ -391,8 +403,12 @@ impl Cx<'_> {
                 *self.progress += 1;
             }
             Location::Shared(cta, offset) => {
-                self.shared_range(cta, offset, bytes.len() as u32)?;
-                self.shadow(access, lane, cta, offset, bytes.len() as u32, true)?;
+                let (at, len) = (self.shared_range(cta, offset, bytes.len() as u32)?, bytes.len());
+                let c = &self.cluster.ctas[cta];
+                let same = self.options.hazards
+                    && c.shared[at..at + len] == *bytes
+                    && c.written.first_missing(at, len).is_none();
+                self.shadow_store(access, lane, (cta, offset, len as u32), true, same)?;
                 self.shared_store(cta, offset, bytes)?;
             }
             Location::Local(a) => {

@@ -180,6 +180,19 @@ impl Hazards {
         ranges: impl Iterator<Item = (u32, u32)>,
         write: bool,
     ) -> Vec<Conflict> {
+        self.access_with(event, lane, cta, ranges, write, false)
+    }
+
+    /// The same; a write of what is there already (`same`) does not conflict with an earlier write.
+    pub(crate) fn access_with(
+        &mut self,
+        event: u32,
+        lane: Option<u8>,
+        cta: usize,
+        ranges: impl Iterator<Item = (u32, u32)>,
+        write: bool,
+        same: bool,
+    ) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         let lane = lane.unwrap_or(MANY);
         // What was found in order, and what reads became: neighbours mostly have the same.
@@ -195,7 +208,7 @@ impl Hazards {
                 let bytes = ((1u8 << (high - low)) - 1) << low;
                 let mut cell = self.shadow.cells[cta][c as usize];
                 let written = (cell.write, cell.write_lane);
-                if cell.write != 0 && written != fine_write && cell.write_bytes & bytes != 0 {
+                if cell.write != 0 && !same && written != fine_write && cell.write_bytes & bytes != 0 {
                     match self.ordered(cell.write, event, [cell.write_lane, lane], true, write) {
                         Ok(()) => fine_write = written,
                         Err(missing) => {

@@ -162,8 +162,6 @@ fn schedules() -> impl Iterator<Item = Options> {
         policy,
         seed,
         instruction_limit: INSTRUCTION_LIMIT,
-        // Kernels of this library keep to what the manual promises.
-        strict: true,
         ..Options::default()
     })
 }
