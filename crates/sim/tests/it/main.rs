@@ -3,6 +3,7 @@
 mod arithmetic;
 mod asynchronous;
 mod broken;
+mod clc;
 mod common;
 mod conversions;
 mod dependents;
@@ -21,3 +22,4 @@ mod robust;
 mod scopes;
 mod stochastic;
 mod tensor;
+mod tma;
