@@ -106,7 +106,7 @@ mod schedule;
 mod text;
 mod units;
 
-pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place, Position};
+pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Position};
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
 pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
