@@ -106,7 +106,7 @@ mod schedule;
 mod text;
 mod units;
 
-pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place, Position};
+pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Position};
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
 pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
@@ -114,6 +114,7 @@ pub use mutate::{Mutant, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
+pub use text::target::{Features, Target};
 pub use units::tensormap::{
     Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
 };
