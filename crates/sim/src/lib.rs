@@ -118,4 +118,7 @@ pub use mutate::{Mutant, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
-pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use text::target::{Features, Target};
+pub use units::tensormap::{
+    Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
+};

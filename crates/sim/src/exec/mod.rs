@@ -4,6 +4,7 @@ mod access;
 mod aligned;
 mod atomic;
 mod barrier;
+pub(crate) mod clc;
 pub(crate) mod cluster;
 mod collective;
 pub(crate) mod context;
@@ -20,6 +21,7 @@ mod matrix;
 mod mbarrier;
 mod memory;
 mod scalar;
+mod tensor_copy;
 mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
@@ -319,5 +321,6 @@ fn execute(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Next, Fault> {
         Op::Wgmma(op) => wgmma::execute(warp, cx, op, at),
         Op::Matrix(op) => matrix::execute(warp, cx, op, at),
         Op::Wmma(op) => wmma::execute(warp, cx, op, at),
+        Op::Clc(op) => clc::execute(warp, cx, op, at),
     }
 }
