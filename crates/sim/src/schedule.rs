@@ -5,7 +5,7 @@ use crate::error::{Fault, FaultKind, Place};
 use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::exec::context::Cx;
 use crate::exec::exit;
-use crate::exec::tensormap::MapChange;
+use crate::exec::finding::Findings;
 use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
 use crate::exec::{self, WarpStatus};
 use crate::hazard::{Footprint, GlobalShadow, Hazards};
@@ -15,7 +15,7 @@ use crate::report::{Report, TraceUnit};
 use crate::rng::Rng;
 use crate::units::copy::Kind;
 use oxigemm_threads::Interrupt;
-use std::collections::HashMap;
+use std::cell::RefCell;
 
 /// The shape of a launch.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ struct Grid<'a> {
     progress: u64,
     polls: u64,
     executed: Vec<bool>,
-    maps: HashMap<u64, MapChange>,
+    findings: RefCell<Findings>,
     global: GlobalShadow,
     predecessor: Option<&'a Footprint>,
     interrupt: &'a Interrupt,
@@ -74,7 +74,7 @@ pub(crate) fn run_grid(
         progress: 0,
         polls: 0,
         executed: vec![false; kernel.code.len()],
-        maps: HashMap::new(),
+        findings: RefCell::default(),
         global: GlobalShadow::new(kernel.scoped),
         predecessor,
         interrupt,
@@ -86,6 +86,17 @@ pub(crate) fn run_grid(
     grid.report.lines = lines.collect();
     grid.report.lines.sort_unstable();
     grid.report.lines.dedup();
+    let Findings { notes, faults, .. } = grid.findings.into_inner();
+    (grid.report.notes, grid.report.faults) = (notes, faults);
+    let outcome = match outcome {
+        // The last of the faults, which ended the run.
+        Err(fault) if options.keep_going && fault.kind != FaultKind::Interrupted => {
+            grid.report.faults.push(fault);
+            grid.report.stopped = true;
+            Ok(())
+        }
+        outcome => outcome,
+    };
     (outcome.map(|()| grid.report), footprint)
 }
 
@@ -238,7 +249,8 @@ impl Grid<'_> {
             progress: &mut self.progress,
             polls: &mut self.polls,
             executed: &mut self.executed,
-            maps: &mut self.maps,
+            findings: &self.findings,
+            at: (0, 0),
             global: &mut self.global,
             predecessor: self.predecessor,
         }

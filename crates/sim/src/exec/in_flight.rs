@@ -58,6 +58,7 @@ impl Cx<'_> {
         *self.progress += 1;
         let p = &self.cluster.pending[index];
         let (warp, pc) = (p.warp, p.pc);
+        self.at = (warp, pc);
         // A store first reads its source, then writes.
         if let Kind::Store { cta, offset, bytes, ref target, data: None } = p.kind {
             let swizzle = match target {
@@ -93,15 +94,19 @@ impl Cx<'_> {
     }
 
     fn finish(&mut self, p: Pending) -> Result<(), Fault> {
-        let check = self.options.hazards;
+        let check = self.options.hazards && !self.goes_on(FaultKind::Uninitialized);
         match p.kind {
             Kind::Load { source, cta, offset, bytes, mbar, reduce } => {
                 self.check_running(cta)?;
                 let (mut data, swizzle) = match source {
                     Source::Tensor(map, coords) => {
+                        for (a, len) in tma::ranges(&map, coords) {
+                            self.expect_defined(a, len as usize)?;
+                        }
                         (tma::read_box(self.memory, &map, coords, check)?, map.swizzle)
                     }
                     Source::Global(a) => {
+                        self.expect_defined(a, bytes as usize)?;
                         (self.memory.load(a, bytes as usize, check)?.to_vec(), Swizzle::None)
                     }
                     Source::Shared(c, o) => (self.shared_bytes(c, o, bytes)?.to_vec(), Swizzle::None),
@@ -135,6 +140,7 @@ impl Cx<'_> {
                     let mut data = vec![0; c.bytes as usize];
                     let valid = c.valid as usize;
                     if valid > 0 {
+                        self.expect_defined(c.global, valid)?;
                         data[..valid].copy_from_slice(self.memory.load(c.global, valid, check)?);
                     }
                     self.shared_store(c.cta, c.offset, &data)?;

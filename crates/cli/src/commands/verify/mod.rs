@@ -8,6 +8,7 @@ mod attention;
 mod dense;
 mod epilogue;
 mod forms;
+mod hardware;
 mod hyper_connection;
 mod k_grouped;
 mod kernels;
@@ -265,7 +266,7 @@ impl Check {
 }
 
 /// The suite, in its order.
-const CHECKS: [fn() -> Vec<Check>; 16] = [
+const CHECKS: [fn() -> Vec<Check>; 17] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -281,6 +282,7 @@ const CHECKS: [fn() -> Vec<Check>; 16] = [
     attention::checks,
     hyper_connection::checks,
     runtime::checks,
+    hardware::checks,
     oracle::checks,
 ];
 /// Checks that compare a GPU with the simulator.
