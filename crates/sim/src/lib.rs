@@ -103,6 +103,7 @@ mod options;
 mod report;
 mod rng;
 mod schedule;
+mod target;
 mod text;
 mod units;
 
@@ -114,5 +115,5 @@ pub use mutate::{Mutant, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
-pub use text::target::{Features, Target};
+pub use target::{Features, Target};
 pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
