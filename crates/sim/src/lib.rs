@@ -107,6 +107,7 @@ mod options;
 mod report;
 mod rng;
 mod schedule;
+mod target;
 mod text;
 mod units;
 
@@ -118,4 +119,5 @@ pub use mutate::{Mutant, misvalued, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
+pub use target::{Features, Target};
 pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

@@ -24,6 +24,7 @@ pub(crate) mod operands;
 mod reach;
 pub(crate) mod scalar;
 pub(crate) mod special;
+pub(crate) mod target;
 pub(crate) mod tensormap;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;
@@ -183,6 +184,11 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     let mut used = HashSet::new();
     for f in &functions {
         collect_names(f, &mut used);
+    }
+    if entry.cluster.is_some()
+        && let Some(why) = target::missing(module.target, target::CLUSTERS)
+    {
+        return fail(entry.at, format!("the clusters of `{}`: {why}", entry.name));
     }
     let mut linker = Linker {
         module,
