@@ -120,4 +120,6 @@ pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
 pub use target::{Features, Target};
-pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use units::tensormap::{
+    Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
+};

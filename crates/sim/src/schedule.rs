@@ -2,6 +2,7 @@
 
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
+use crate::exec::clc::{self, Waiting};
 use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::exec::context::Cx;
 use crate::exec::exit;
@@ -51,6 +52,7 @@ struct Grid<'a> {
     global: GlobalShadow,
     predecessor: Option<&'a Footprint>,
     interrupt: &'a Interrupt,
+    waiting: Waiting,
 }
 
 pub(crate) fn run_grid(
@@ -78,6 +80,7 @@ pub(crate) fn run_grid(
         global: GlobalShadow::new(kernel.scoped),
         predecessor,
         interrupt,
+        waiting: Waiting::new(Vec::new(), geometry.grid, geometry.cluster),
     };
     let outcome = grid.run();
     let footprint = grid.global.footprint(&kernel.name, predecessor);
@@ -106,18 +109,20 @@ impl Grid<'_> {
         let size: u32 = g.cluster.iter().product();
         let clusters = (g.grid.iter().map(|x| u64::from(*x)).product::<u64>() / u64::from(size)) as u32;
         let resident = (self.options.resident_ctas / size).max(1) as usize;
+        let resident = clc::resident(self.kernel, resident, self.options.policy, &mut self.rng);
         let mut order: Vec<u32> = (0..clusters).rev().collect();
         match self.options.policy {
             Policy::Eager => {}
             Policy::Lazy => order.reverse(),
             Policy::Random => shuffle(&mut order, &mut self.rng),
         }
+        self.waiting = Waiting::new(order, g.grid, g.cluster);
         let mut live: Vec<Cluster> = Vec::new();
         let mut stalls = 0;
         let mut last_progress = (0, 0);
         loop {
             while live.len() < resident
-                && let Some(index) = order.pop()
+                && let Some(index) = self.waiting.next()
             {
                 live.push(self.start(index));
             }
@@ -170,8 +175,7 @@ impl Grid<'_> {
 
     fn start(&mut self, index: u32) -> Cluster {
         let g = self.geometry;
-        let per = |i: usize| g.grid[i] / g.cluster[i];
-        let origin = [index % per(0), index / per(0) % per(1), index / per(0) / per(1)];
+        let first = self.waiting.first_cta(index);
         let threads: u32 = g.block.iter().product();
         let warps_per_cta = threads.div_ceil(32);
         let size: u32 = g.cluster.iter().product();
@@ -180,7 +184,7 @@ impl Grid<'_> {
         for rank in 0..size {
             let inside =
                 [rank % g.cluster[0], rank / g.cluster[0] % g.cluster[1], rank / g.cluster[0] / g.cluster[1]];
-            let ctaid: [u32; 3] = std::array::from_fn(|i| origin[i] * g.cluster[i] + inside[i]);
+            let ctaid: [u32; 3] = std::array::from_fn(|i| first[i] + inside[i]);
             let cta_index = (ctaid[2] * g.grid[1] + ctaid[1]) * g.grid[0] + ctaid[0];
             ctas.push(Cta {
                 index: cta_index,
@@ -253,6 +257,7 @@ impl Grid<'_> {
             at: (0, 0),
             global: &mut self.global,
             predecessor: self.predecessor,
+            waiting: &mut self.waiting,
         }
     }
 

@@ -8,6 +8,7 @@
 
 pub(crate) mod atomic;
 pub(crate) mod barrier;
+pub(crate) mod clc;
 pub(crate) mod collective;
 pub(crate) mod control;
 pub(crate) mod copy;

@@ -311,6 +311,15 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// From now on bytes of shared memory count as never written.
+    pub(crate) fn shared_forget(&mut self, cta: usize, offset: u32, len: u32) -> Result<(), Fault> {
+        if len > 0 && self.options.hazards {
+            let at = self.shared_range(cta, offset, len)?;
+            self.cluster.ctas[cta].written.clear(at, len as usize);
+        }
+        Ok(())
+    }
+
     /// Bytes at a location, for the threads of a warp; all of them must have been written.
     pub(crate) fn read(
         &mut self,

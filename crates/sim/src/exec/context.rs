@@ -1,5 +1,6 @@
 //! Context: what an executing warp can reach.
 
+use super::clc::Waiting;
 use super::cluster::Cluster;
 use super::finding::Findings;
 use crate::decode::Kernel;
@@ -34,6 +35,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) global: &'a mut GlobalShadow,
     /// What the kernel before touches, where it may still run.
     pub(crate) predecessor: Option<&'a Footprint>,
+    /// Clusters that have not begun.
+    pub(crate) waiting: &'a mut Waiting,
 }
 
 impl Cx<'_> {

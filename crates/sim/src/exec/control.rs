@@ -225,6 +225,10 @@ fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
                 warp.groups[g].mask &= !active;
                 warp.groups[g].pc = pc + 1;
             }
+            // The last lanes leave with their warp.
+            if !warp.groups.is_empty() {
+                cx.cluster.settle_barrier();
+            }
             Next::Done
         }
     }

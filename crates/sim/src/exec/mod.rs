@@ -4,6 +4,7 @@ mod access;
 mod aligned;
 mod atomic;
 mod barrier;
+pub(crate) mod clc;
 pub(crate) mod cluster;
 mod collective;
 pub(crate) mod context;
@@ -20,7 +21,8 @@ mod matrix;
 mod mbarrier;
 mod memory;
 mod scalar;
-mod tensormap;
+mod tensor_copy;
+pub(crate) mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
 mod wmma;
@@ -321,5 +323,6 @@ fn execute(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Next, Fault> {
         Op::Wgmma(op) => wgmma::execute(warp, cx, op, at),
         Op::Matrix(op) => matrix::execute(warp, cx, op, at),
         Op::Wmma(op) => wmma::execute(warp, cx, op, at),
+        Op::Clc(op) => clc::execute(warp, cx, op, at),
     }
 }

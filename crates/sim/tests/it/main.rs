@@ -3,6 +3,7 @@
 mod arithmetic;
 mod asynchronous;
 mod broken;
+mod clc;
 mod common;
 mod convergence;
 mod conversions;
@@ -24,3 +25,4 @@ mod scopes;
 mod stochastic;
 mod tensor;
 mod tensor_maps;
+mod tma;
