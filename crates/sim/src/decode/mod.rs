@@ -23,6 +23,7 @@ pub(crate) mod operands;
 mod reach;
 pub(crate) mod scalar;
 pub(crate) mod special;
+pub(crate) mod tcgen05;
 pub(crate) mod tensormap;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;

@@ -73,7 +73,7 @@ pub(super) fn shared_at(
 }
 
 /// The CTAs that a load goes to: those of the mask, or the one that the address names.
-fn receivers(
+pub(super) fn receivers(
     warp: &Warp,
     cx: &Cx<'_>,
     mask: Option<Src>,
