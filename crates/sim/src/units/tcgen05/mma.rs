@@ -1,8 +1,11 @@
 //! `tcgen05.mma`: what an MMA takes with it when it is issued.
 
-use super::descriptor::MatrixDescriptor;
-use super::instruction::{Form, Instruction};
+use super::descriptor::{MatrixDescriptor, Packing};
+use super::instruction::{Accumulators, Element, Form, Instruction, Kind};
 use super::layout::Layout;
+use crate::arith::minifloat::{F16, Round};
+use crate::units::integer_core::{IntProduct, Term};
+use crate::units::tensor_core::fused::{Fused, FusedScratch, Output, Scales};
 use crate::units::tensor_memory::TensorAddress;
 
 /// Where A comes from.
@@ -31,6 +34,86 @@ pub(crate) struct MmaWork {
     pub(crate) zero_columns: ZeroColumns,
     /// Rows of A are taken from one row above (`.ashift`).
     pub(crate) shift_a: bool,
+}
+
+/// Operands on their way to the tensor core, reused between MMAs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MmaBuffers {
+    /// Codes of A and B, row-major.
+    pub(crate) a: Vec<u32>,
+    pub(crate) b: Vec<u32>,
+    /// Scales of A and B.
+    pub(crate) scale_a: Vec<u8>,
+    pub(crate) scale_b: Vec<u8>,
+    /// Words of D, row-major.
+    pub(crate) d: Vec<u32>,
+    floats: Vec<f32>,
+    scratch: FusedScratch,
+}
+
+impl MmaWork {
+    /// Words of a row of A in tensor memory: 32 bytes.
+    pub(crate) const A_COLUMNS: u32 = 8;
+
+    /// The elements of one row of A in tensor memory, as codes. FP6 and FP4 in bytes lie in bits 0 to 5 and 2 to 5.
+    pub(crate) fn unpack_a(&self, words: [u32; 8], out: &mut Vec<u32>) {
+        let bits = match self.instruction.packing(self.instruction.a) {
+            Packing::Whole(bits) => bits,
+            Packing::Packed4 => 4,
+            Packing::Padded(_) => 8,
+        };
+        let (shift, mask) = match self.instruction.packing(self.instruction.a) {
+            Packing::Padded(4) => (2, 0xf),
+            Packing::Padded(_) => (0, 0x3f),
+            _ => (0, u32::MAX >> (32 - bits)),
+        };
+        for word in words {
+            out.extend((0..32 / bits).map(|i| (word >> (i * bits + shift)) & mask));
+        }
+    }
+
+    /// The product of the operands in `buffers`, added to the words of D there if the MMA accumulates; `columns` are
+    /// those of B that take part.
+    pub(crate) fn multiply(&self, buffers: &mut MmaBuffers, columns: std::ops::Range<u32>) {
+        let i = &self.instruction;
+        let MmaBuffers { a, b, scale_a, scale_b, d, floats, scratch } = buffers;
+        let k = i.k as usize;
+        let b = &b[columns.start as usize * k..columns.end as usize * k];
+        let (a_type, b_type) = match (i.a, i.b) {
+            (Element::Float(a), Element::Float(b)) => (a, b),
+            (Element::Integer(a_type), Element::Integer(b_type)) => {
+                let saturate = i.d == Accumulators::S32 { saturate: true };
+                let mut sums: Vec<i32> = d.iter().map(|x| *x as i32).collect();
+                IntProduct { a, b, k, a_type, b_type, term: Term::Product, saturate }.accumulate(&mut sums);
+                d.iter_mut().zip(sums).for_each(|(d, s)| *d = s as u32);
+                return;
+            }
+            _ => return,
+        };
+        let half = i.d == Accumulators::F16;
+        floats.clear();
+        let value =
+            |x: &u32| if half { F16.decode(u64::from(x & 0xffff)) as f32 } else { f32::from_bits(*x) };
+        floats.extend(d.iter().map(value));
+        let scales = i.scales.map(|s| Scales { ty: s.ty, block: s.block as usize, a: scale_a, b: scale_b });
+        let product = Fused {
+            a,
+            b,
+            k,
+            a_type,
+            b_type,
+            negate_a: i.negate_a,
+            negate_b: i.negate_b,
+            output: if half { Output::F16 } else { Output::F32 },
+            input_shift: self.accumulate.unwrap_or(0),
+            scales,
+        };
+        product.accumulate(floats, scratch);
+        let word = |x: &f32| {
+            if half { F16.encode(f64::from(*x), Round::Nearest, false) as u32 } else { x.to_bits() }
+        };
+        d.iter_mut().zip(floats.iter()).for_each(|(d, x)| *d = word(x));
+    }
 }
 
 /// The columns of B that a zero-column mask turns into zeros.
@@ -79,9 +162,80 @@ impl ZeroColumns {
     }
 }
 
+/// What an MMA does with a collector buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CollectorOp {
+    Fill,
+    Use,
+    LastUse,
+    Discard,
+}
+
+/// The use of a collector buffer: 0 is that of A, 1 to 4 are those of B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Collector {
+    pub(crate) buffer: usize,
+    pub(crate) op: CollectorOp,
+}
+
+/// A matrix that a collector buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) source: SourceA,
+    pub(crate) kind: Kind,
+    pub(crate) rows: u32,
+    pub(crate) mn_major: bool,
+}
+
+/// The collector buffers of a CTA. Reuse is a permission: a matrix is read again, but one that the buffer does not
+/// hold would be another on the GPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Collectors([Option<Held>; 5]);
+
+impl Collectors {
+    /// Uses a buffer for a matrix; an error says why it cannot be used.
+    pub(crate) fn apply(&mut self, collector: Collector, matrix: Held) -> Result<(), &'static str> {
+        let held = &mut self.0[collector.buffer];
+        if matches!(collector.op, CollectorOp::Use | CollectorOp::LastUse) {
+            match held {
+                None => return Err("nothing was filled into it"),
+                Some(held) if *held != matrix => return Err("another matrix was filled into it"),
+                Some(_) => {}
+            }
+        }
+        *held = match collector.op {
+            CollectorOp::Fill | CollectorOp::Use => Some(matrix),
+            CollectorOp::LastUse | CollectorOp::Discard => None,
+        };
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_collector_buffer_holds_what_was_filled() {
+        let matrix = |column| Held {
+            source: SourceA::Tensor(TensorAddress { lane: 0, column }),
+            kind: Kind::F16,
+            rows: 128,
+            mn_major: false,
+        };
+        let with = |op| Collector { buffer: 0, op };
+        let mut c = Collectors::default();
+        assert!(c.apply(with(CollectorOp::Use), matrix(0)).is_err());
+        c.apply(with(CollectorOp::Fill), matrix(0)).unwrap();
+        c.apply(with(CollectorOp::Use), matrix(0)).unwrap();
+        assert!(c.apply(with(CollectorOp::Use), matrix(8)).is_err());
+        assert!(c.apply(Collector { buffer: 1, op: CollectorOp::Use }, matrix(0)).is_err());
+        c.apply(with(CollectorOp::LastUse), matrix(0)).unwrap();
+        assert!(c.apply(with(CollectorOp::Use), matrix(0)).is_err());
+        c.apply(with(CollectorOp::Fill), matrix(0)).unwrap();
+        c.apply(with(CollectorOp::Discard), matrix(8)).unwrap();
+        assert!(c.apply(with(CollectorOp::LastUse), matrix(0)).is_err());
+    }
 
     /// The examples of the manual: skip span 2 and use span 3 give 111 and 0000.
     #[test]
