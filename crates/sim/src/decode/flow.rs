@@ -88,7 +88,8 @@ impl Function<'_> {
             })
             .collect();
         for &pc in &branches {
-            let targets = if let Flow::Jump(targets) = self.code[pc as usize].op.flow() { targets } else { &[] };
+            let targets =
+                if let Flow::Jump(targets) = self.code[pc as usize].op.flow() { targets } else { &[] };
             for to in targets.iter().copied().chain([pc + 1]).filter(|to| self.range.contains(to)) {
                 leader[(to - first) as usize] = true;
             }

@@ -173,7 +173,9 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     let mut active = mask;
     if let Some((r, negate)) = inst.guard {
         if cx.options.hazards && warp.written[r.index()] & mask != mask {
-            cx.hazard(FaultKind::Uninitialized, (warp.index, pc), None, |cx| uninitialized(warp, cx, r, mask))?;
+            cx.hazard(FaultKind::Uninitialized, (warp.index, pc), None, |cx| {
+                uninitialized(warp, cx, r, mask)
+            })?;
         }
         let mut set = 0;
         for l in lanes(mask) {
