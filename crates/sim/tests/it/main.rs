@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod asynchronous;
+mod block_scale;
 mod broken;
 mod clc;
 mod common;
