@@ -20,4 +20,7 @@ mod parser;
 mod robust;
 mod scopes;
 mod stochastic;
+mod tcgen05_copy;
+mod tcgen05_order;
 mod tensor;
+mod tensor_memory;
