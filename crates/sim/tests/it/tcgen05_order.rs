@@ -27,9 +27,9 @@ fn commit(guard: &str, offset: u32) -> String {
     format!("{guard} {COMMIT} [s+{offset}];")
 }
 
-/// A kernel of parts between allocation and release.
+/// A kernel of parts between allocation and release; nobody exits before the columns are free.
 fn kernel(parts: &[&str]) -> String {
-    allocate(32) + &operand(PROXY) + &parts.concat() + &free(32)
+    allocate(32) + &operand(PROXY) + &parts.concat() + &free(32) + "bar.sync 0;"
 }
 
 /// The parts in order are clean; without any one of those that are marked, the program has this fault.
@@ -47,7 +47,10 @@ fn each_is_needed(parts: &[(&str, Option<FaultKind>)]) {
 #[test]
 fn a_load_comes_after_commit_and_wait() {
     let (commit, wait) = (commit("@p1", 16), wait("W", 16, 0));
+    // What a load finds before the copy is the store's.
+    let before = format!("{ST}{WAIT_ST}bar.sync 0;");
     each_is_needed(&[
+        (&before, None),
         (CP, None),
         (&commit, Some(FaultKind::Deadlock)),
         (&wait, Some(FaultKind::Race)),
@@ -56,12 +59,9 @@ fn a_load_comes_after_commit_and_wait() {
         (WAIT_LD, Some(FaultKind::TensorRegister)),
         (OUT_R3, None),
     ]);
-    let body = kernel(&[CP, &commit, LD, WAIT_LD]);
-    let (_, message) = fault(&body, &[0], FOUR_WARPS);
-    assert!(
-        message.contains("column 0, lane 0: this read follows an earlier write and nothing says"),
-        "{message}"
-    );
+    let (_, message) = fault(&kernel(&[CP, "bar.sync 0;", LD, WAIT_LD]), &[0], FOUR_WARPS);
+    assert!(message.contains("tensor memory of CTA 0, column 0, lane"), "{message}");
+    assert!(message.contains("this read follows an earlier write and nothing says that it is over"), "{message}");
     assert!(message.contains("tcgen05.cp.cta_group::1.32x128b.warpx4"), "{message}");
 }
 
@@ -217,8 +217,11 @@ fn columns_are_freed_when_nothing_uses_them() {
     }
     // Without the barrier a warp may still be loading.
     let body = kernel(&[ST, WAIT_ST, LD, WAIT_LD]).replace(&free(32), &free(32).replace("bar.sync 0;", ""));
-    let (kind, message) = fault(&body, &[0], FOUR_WARPS);
-    assert_eq!(kind, FaultKind::Race, "{message}");
+    for options in schedules() {
+        // Found by whoever is later: the one who frees, or the one who loads.
+        let f = launch(&body, &[0], FOUR_WARPS, &options).expect_err(&body);
+        assert!(matches!(f.kind, FaultKind::Race | FaultKind::TensorMemory), "{f}");
+    }
     // Work that nobody waits for.
     let body = allocate(32) + &operand(PROXY) + CP + &commit;
     let (kind, message) = fault(&body, &[0], FOUR_WARPS);
