@@ -3,6 +3,8 @@
 //! An address is `lane << 16 | column`. Columns are allocated in powers of two from 32 on, always with all lanes.
 //! One CTA has the tensor memory of its SM to itself here: an allocation waits only for its own CTA's.
 
+use crate::units::tcgen05::mma::Collectors;
+
 /// Lanes (rows) of tensor memory.
 pub(crate) const TENSOR_LANES: u32 = 128;
 /// Columns of tensor memory.
@@ -104,6 +106,8 @@ pub(crate) struct TensorMemory {
     pub(crate) freed: Option<(Allocation, (u32, u32))>,
     /// Whether instructions are for a pair of CTAs, with the warp and instruction that was first.
     pub(crate) group: Option<(bool, (u32, u32))>,
+    /// Matrices that MMAs may use again.
+    pub(crate) collectors: Collectors,
 }
 
 impl Default for TensorMemory {
@@ -117,6 +121,7 @@ impl Default for TensorMemory {
             relinquished: None,
             freed: None,
             group: None,
+            collectors: Collectors::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The tensor core of a CTA does its work in the order of issue; work for a pair of CTAs waits for both. A commit
 //! waits for the work of its own thread alone.
 
-use super::mma::MmaWork;
+use super::mma::{MmaBuffers, MmaWork};
 use super::shapes::CopyShape;
 use crate::hazard::View;
 use crate::units::tensor_memory::{Area, TensorAddress};
@@ -83,6 +83,8 @@ impl Role {
 pub(crate) struct Queue {
     pub(crate) work: Vec<Work>,
     issued: u64,
+    /// Space for the operands of an MMA.
+    pub(crate) buffers: MmaBuffers,
 }
 
 impl Queue {
