@@ -55,6 +55,13 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
     while !warp.wgmma.queue.is_empty() {
         cx.wgmma_execute(warp)?;
     }
+    if let Some(h) = &cx.cluster.hazards
+        && let Some((issued, store)) = h.tensor_moves_open(warp.index)
+    {
+        let (what, wait) = if store { ("st", "st") } else { ("ld", "ld") };
+        let message = format!("a warp exits without waiting for its tcgen05.{what} (tcgen05.wait::{wait})");
+        return Err(place(Fault::new(FaultKind::WorkInFlight, message), issued, cx));
+    }
     if let Some(h) = &mut cx.cluster.hazards {
         h.exit_warp(warp.index, rank);
     }
@@ -119,8 +126,47 @@ fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
             f
         })?;
     }
+    exit_tensor(cx, rank)?;
     check_peers(cx, rank)?;
     cx.cluster.ctas[rank].exited = true;
+    Ok(())
+}
+
+/// Work of the tensor core is over, and tensor memory is given back.
+fn exit_tensor(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
+    let index = cx.cluster.ctas[rank].index;
+    if cx.cluster.hazards.is_none() {
+        while cx.cluster.tensor_work.of_cta(rank).is_some()
+            && let Some(next) = cx.cluster.tensor_work.first()
+        {
+            cx.perform_work(next)?;
+        }
+        return Ok(());
+    }
+    let in_flight = cx.cluster.tensor_work.of_cta(rank).map(|i| &cx.cluster.tensor_work.work[i]);
+    let unfinished = cx.cluster.hazards.as_ref().and_then(|h| h.tensor_unfinished(rank));
+    if let Some((warp, pc)) = in_flight.map(|w| (w.warp, w.pc)).or(unfinished) {
+        let message =
+            format!("CTA {index} exits and none of its warps has waited for this work of the tensor core");
+        let mut fault = Fault::new(FaultKind::WorkInFlight, message);
+        fault.at = Some(Box::new(cx.place(warp, pc)));
+        fault.other = Some(Box::new(cx.exit_place(rank)));
+        fault.notes = cx.barrier_notes(rank);
+        return Err(fault);
+    }
+    if let Some(a) = cx.cluster.ctas[rank].tensor.as_ref().and_then(|t| t.allocations.first().copied()) {
+        let mut fault = Fault::new(
+            FaultKind::TensorMemory,
+            format!(
+                "CTA {index} exits with columns {} to {} of tensor memory allocated: they are never freed",
+                a.column,
+                a.column + a.columns - 1
+            ),
+        );
+        fault.at = Some(Box::new(cx.place(a.by.0, a.by.1)));
+        fault.other = Some(Box::new(cx.exit_place(rank)));
+        return Err(fault);
+    }
     Ok(())
 }
 
