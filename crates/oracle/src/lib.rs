@@ -26,7 +26,7 @@ mod reference;
 mod tensor_core;
 
 pub use case::{Case, Operands, Outputs};
-pub use check::{Failure, check};
+pub use check::{Failure, check, schedules};
 pub use coverage::coverage;
 pub use kernel::{Element, Kernel, Param, corpus, folder};
 pub use mutation::{Score, score};

@@ -7,9 +7,6 @@ use oxigemm_oracle::Kernel;
 
 use super::{Check, Needs, Setup};
 
-/// Schedules of each kernel: eager, lazy and eight random ones.
-const SCHEDULES: usize = 10;
-
 /// What `--quick` runs: every kind of instruction and of synchronization once, in about a minute on two cores.
 const QUICK: &[&str] = &[
     "gluon_bf16_2cta_m128",
@@ -54,7 +51,7 @@ fn of(kernel: Kernel) -> Check {
     let kernel = Rc::new(kernel);
     let run = move |_: &Setup| {
         let threads = available_parallelism().map_or(1, usize::from);
-        Ok(oxigemm_oracle::check(&kernel, SCHEDULES, threads)?)
+        Ok(oxigemm_oracle::check(&kernel, &oxigemm_oracle::schedules(), threads)?)
     };
     Check { name, needs: Needs::Simulator, run: Box::new(run), long }
 }
