@@ -44,6 +44,10 @@ pub enum FaultKind {
     ProxyOrder,
     /// A register of a `wgmma` in flight was touched, or `wgmma.fence` is missing.
     WgmmaRegister,
+    /// A register that a `tcgen05.ld` in flight writes was touched before `tcgen05.wait::ld`.
+    TensorRegister,
+    /// Tensor memory that is not allocated, that the warp cannot reach, or that is freed or kept against the rules.
+    TensorMemory,
     /// A tensor map was changed while in use, or used without the fence that orders its change.
     TensorMap,
     /// More arrivals than a phase of an mbarrier expects.

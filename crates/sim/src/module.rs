@@ -3,10 +3,10 @@
 use crate::decode::{self, Kernel};
 use crate::error::{ParseError, Position};
 use crate::memory::{FUNCTION_WINDOW, MODULE_WINDOW};
+use crate::target::Target;
 use crate::text::ast::{ModuleAst, Space, Variable};
 use crate::text::names::Names;
 use crate::text::scan::Parser;
-use crate::text::target::Target;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 

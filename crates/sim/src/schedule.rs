@@ -7,7 +7,6 @@ use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::exec::context::Cx;
 use crate::exec::exit;
 use crate::exec::finding::Findings;
-use crate::exec::tensormap::MapChange;
 use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
 use crate::exec::{self, WarpStatus};
 use crate::hazard::{Footprint, GlobalShadow, Hazards};
@@ -17,7 +16,7 @@ use crate::report::{Report, TraceUnit};
 use crate::rng::Rng;
 use crate::units::copy::Kind;
 use oxigemm_threads::Interrupt;
-use std::collections::HashMap;
+use std::cell::RefCell;
 
 /// The shape of a launch.
 #[derive(Clone, Debug)]
@@ -49,8 +48,7 @@ struct Grid<'a> {
     progress: u64,
     polls: u64,
     executed: Vec<bool>,
-    findings: Findings,
-    maps: HashMap<u64, MapChange>,
+    findings: RefCell<Findings>,
     global: GlobalShadow,
     predecessor: Option<&'a Footprint>,
     interrupt: &'a Interrupt,
@@ -78,8 +76,7 @@ pub(crate) fn run_grid(
         progress: 0,
         polls: 0,
         executed: vec![false; kernel.code.len()],
-        findings: Findings::default(),
-        maps: HashMap::new(),
+        findings: RefCell::default(),
         global: GlobalShadow::new(kernel.scoped),
         predecessor,
         interrupt,
@@ -92,6 +89,8 @@ pub(crate) fn run_grid(
     grid.report.lines = lines.collect();
     grid.report.lines.sort_unstable();
     grid.report.lines.dedup();
+    let Findings { notes, faults, .. } = grid.findings.into_inner();
+    (grid.report.notes, grid.report.faults) = (notes, faults);
     let outcome = match outcome {
         // The last of the faults, which ended the run.
         Err(fault) if options.keep_going && fault.kind != FaultKind::Interrupted => {
@@ -193,6 +192,7 @@ impl Grid<'_> {
                 written: Written::new(g.shared as usize),
                 bars: vec![NamedBarrier { votes: (false, true, 0), ..NamedBarrier::default() }; 16],
                 mbars: Default::default(),
+                tensor: None,
                 live_warps: warps_per_cta,
                 live_threads: threads,
                 registers: (registers_at_first(threads), 0),
@@ -237,6 +237,7 @@ impl Grid<'_> {
             warps_per_cta: warps_per_cta as usize,
             barrier: ClusterBarrier::default(),
             pending: Vec::new(),
+            tensor_work: Default::default(),
             hazards,
             scratch: Default::default(),
         }
@@ -254,8 +255,8 @@ impl Grid<'_> {
             progress: &mut self.progress,
             polls: &mut self.polls,
             executed: &mut self.executed,
-            findings: &mut self.findings,
-            maps: &mut self.maps,
+            findings: &self.findings,
+            at: (0, 0),
             global: &mut self.global,
             predecessor: self.predecessor,
             waiting: &mut self.waiting,
@@ -328,14 +329,17 @@ impl Grid<'_> {
             (0..cluster.warps.len()).filter(|w| !cluster.warps[*w].wgmma.queue.is_empty()).collect();
         let cx = self.cx(cluster);
         let copies: Vec<usize> = (0..cx.cluster.pending.len()).filter(|i| cx.performable(*i)).collect();
-        if busy.is_empty() && copies.is_empty() {
+        let tensor: Vec<usize> = cx.cluster.tensor_work.next().collect();
+        if busy.is_empty() && copies.is_empty() && tensor.is_empty() {
             return Ok(false);
         }
         // As late as possible: what writes shared memory comes before what still reads it.
         let load = copies.iter().rposition(|i| !matches!(cluster.pending[*i].kind, Kind::Store { .. }));
         let choice = match self.options.policy {
-            Policy::Random => self.rng.below(busy.len() + copies.len()),
+            Policy::Random => self.rng.below(busy.len() + copies.len() + tensor.len()),
             _ if load.is_some() => busy.len() + load.unwrap_or(0),
+            // The newest that nothing holds back: a commit before the work of other threads.
+            _ if !tensor.is_empty() => busy.len() + copies.len() + tensor.len() - 1,
             _ if !busy.is_empty() => busy.len() - 1,
             _ => busy.len() + copies.len() - 1,
         };
@@ -345,8 +349,10 @@ impl Grid<'_> {
             let result = self.cx(cluster).wgmma_execute(&mut warp);
             cluster.warps[w] = warp;
             result?;
-        } else {
+        } else if choice < busy.len() + copies.len() {
             self.cx(cluster).perform(copies[choice - busy.len()])?;
+        } else {
+            self.cx(cluster).perform_work(tensor[choice - busy.len() - copies.len()])?;
         }
         Ok(true)
     }
@@ -355,6 +361,9 @@ impl Grid<'_> {
     fn flush(&mut self, cluster: &mut Cluster) -> Result<(), Fault> {
         while !cluster.pending.is_empty() {
             self.cx(cluster).perform(0)?;
+        }
+        while let Some(next) = cluster.tensor_work.first() {
+            self.cx(cluster).perform_work(next)?;
         }
         Ok(())
     }
@@ -412,6 +421,7 @@ fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
         Some(Wait::Wgmma(_)) => "the tensor core".into(),
         Some(Wait::Copies(..)) => "copies".into(),
         Some(Wait::Registers(need)) => format!("{need} registers"),
+        Some(Wait::TensorColumns(columns, _)) => format!("{columns} columns of tensor memory"),
     }
 }
 
@@ -475,6 +485,14 @@ fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, why:
         Some(Wait::Registers(need)) => {
             let free = cx.cluster.ctas[warp.env.rank as usize].registers.1;
             format!("waits for {need} registers: {free} have been given back")
+        }
+        Some(Wait::TensorColumns(columns, pair)) => {
+            let missing = cx.columns_missing(warp, *columns, *pair);
+            if why.kind.is_none() {
+                let text = format!("nothing can run: tcgen05.alloc of {columns} columns waits, as {missing}");
+                why.kind = Some((FaultKind::Deadlock, text));
+            }
+            format!("waits for {columns} columns of tensor memory: {missing}")
         }
     }
 }

@@ -26,6 +26,7 @@ mod reach;
 pub(crate) mod scalar;
 pub(crate) mod special;
 pub(crate) mod target;
+pub(crate) mod tcgen05;
 pub(crate) mod tensormap;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;

@@ -5,8 +5,8 @@
 
 use super::Result;
 use super::decoder::Decoder;
+use crate::target::{Features, Target};
 use crate::text::ast::Instruction;
-use crate::text::target::{Features, Target};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;

@@ -58,6 +58,7 @@ impl Cx<'_> {
         *self.progress += 1;
         let p = &self.cluster.pending[index];
         let (warp, pc) = (p.warp, p.pc);
+        self.at = (warp, pc);
         // A store first reads its source, then writes.
         if let Kind::Store { cta, offset, bytes, ref target, data: None } = p.kind {
             let swizzle = match target {
@@ -93,13 +94,16 @@ impl Cx<'_> {
     }
 
     fn finish(&mut self, p: Pending) -> Result<(), Fault> {
-        let check = self.options.hazards;
+        let check = self.options.hazards && !self.goes_on(FaultKind::Uninitialized);
         match p.kind {
             Kind::Load { source, cta, offset, bytes, mbar, reduce } => {
                 self.check_running(cta)?;
                 self.check_running(mbar.0)?;
                 let (mut data, swizzle, filled) = match &source {
                     Source::Tensor(part) => {
+                        for (a, len) in part.ranges() {
+                            self.expect_defined(a, len as usize)?;
+                        }
                         (part.read(self.memory, check)?, part.map.swizzle, part.map.element.filled())
                     }
                     Source::Global(a, edges) => (self.global_source(*a, bytes, *edges)?, Swizzle::None, 16),
@@ -143,6 +147,7 @@ impl Cx<'_> {
                     let mut data = vec![0; c.bytes as usize];
                     let valid = c.valid as usize;
                     if valid > 0 {
+                        self.expect_defined(c.global, valid)?;
                         data[..valid].copy_from_slice(self.memory.load(c.global, valid, check)?);
                     }
                     self.shared_store(c.cta, c.offset, &data)?;
@@ -173,8 +178,10 @@ impl Cx<'_> {
     fn global_source(&mut self, address: u64, bytes: u32, [left, right]: [u32; 2]) -> Result<Vec<u8>, Fault> {
         let mut data = vec![0; bytes as usize];
         let inner = &mut data[left as usize..(bytes - right) as usize];
-        let check = self.options.hazards;
-        inner.copy_from_slice(self.memory.load(address + u64::from(left), inner.len(), check)?);
+        let address = address + u64::from(left);
+        self.expect_defined(address, inner.len())?;
+        let check = self.options.hazards && !self.goes_on(FaultKind::Uninitialized);
+        inner.copy_from_slice(self.memory.load(address, inner.len(), check)?);
         Ok(data)
     }
 

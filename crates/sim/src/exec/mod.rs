@@ -22,6 +22,7 @@ mod mbarrier;
 mod memory;
 mod scalar;
 mod tensor_copy;
+mod tcgen05;
 pub(crate) mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
@@ -157,6 +158,7 @@ pub(crate) fn ready(warp: &Warp, group: &Group, wait: &Wait, cx: &Cx<'_>) -> boo
         Wait::Mbar(list) => list.iter().any(|w| cx.mbar_ready(w)),
         Wait::Wgmma(groups) => cx.wgmma_ready(warp, *groups),
         Wait::Copies(ids, read) => cx.copies_done(ids, *read),
+        Wait::TensorColumns(..) => cx.columns_granted(warp),
         Wait::Registers(need) => cx.cluster.ctas[warp.env.rank as usize].registers.1 >= *need,
     }
 }
@@ -166,6 +168,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     let kernel = cx.kernel;
     let (pc, mask) = (warp.groups[g].pc, warp.groups[g].mask);
     let inst = &kernel.code[pc as usize];
+    cx.at = (warp.index, pc);
     // PTX promises nothing of where lanes meet; compilers join them where their ways come together.
     if !warp.convergence.whole() && !cx.options.strict {
         warp.convergence.arrive(mask, pc, warp.groups[g].stack.len());
@@ -264,6 +267,10 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
     let uses = &kernel.code[pc as usize].uses;
     let in_flight = warp.wgmma.issued > 0;
     let at = (warp.index, pc);
+    if !warp.loading.is_empty() {
+        uses.reads.iter().try_for_each(|r| cx.check_loading(warp, *r, "read"))?;
+        uses.writes.iter().try_for_each(|r| cx.check_loading(warp, *r, "written"))?;
+    }
     for &r in &uses.reads {
         if warp.written[r.index()] & active != active {
             cx.hazard(FaultKind::Uninitialized, at, None, |cx| uninitialized(warp, cx, r, active))?;
@@ -323,5 +330,6 @@ fn execute(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Next, Fault> {
         Op::Matrix(op) => matrix::execute(warp, cx, op, at),
         Op::Wmma(op) => wmma::execute(warp, cx, op, at),
         Op::Clc(op) => clc::execute(warp, cx, op, at),
+        Op::Tcgen05(op) => tcgen05::execute(warp, cx, op, at),
     }
 }

@@ -6,9 +6,9 @@
 mod body;
 
 use crate::error::Position;
+use crate::target::{Target, latest_version, version_exists};
 use crate::text::ast::*;
 use crate::text::scan::{Parser, Result};
-use crate::text::target::{Target, latest_version, version_exists};
 
 /// Deepest nesting of `{ }` and of operands.
 const MAX_DEPTH: usize = 64;

@@ -7,6 +7,7 @@ pub(crate) mod mbarrier;
 pub(crate) mod mma;
 pub(crate) mod tcgen05;
 pub(crate) mod tensor_core;
+pub(crate) mod tensor_memory;
 pub(crate) mod tensormap;
 pub(crate) mod tma;
 pub(crate) mod warp_product;
