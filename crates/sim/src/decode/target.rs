@@ -256,7 +256,7 @@ fn rules(opcode: &str) -> &'static [Rule] {
 }
 
 /// Whether an instruction has what a word of a row says.
-fn fits(word: &str, inst: &Instruction) -> bool {
+pub(super) fn fits(word: &str, inst: &Instruction) -> bool {
     let modifiers = &inst.opcode[1..];
     match word.as_bytes() {
         [b'#', ..] => word[1..].parse() == Ok(inst.operands.len()),

@@ -192,7 +192,7 @@ fn atomics_of_every_width() {
     assert_eq!(run(body, &[5, 0, 6, 0], &single)[0], [8, 5]);
     let body = "atom.global.inc.u32 o, [inp], 3; atom.global.dec.u32 o2, [inp+4], 3;";
     assert_eq!(run(body, &[3, 0], &single)[0], [3, 0]);
-    let body = "atom.global.add.noftz.f16x2 o, [inp], 0x3c003c00; atom.global.add.f64 g0, [inp+8], 0d3FF0000000000000;
+    let body = "mov.b32 r9, 0x3c003c00; atom.global.add.noftz.f16x2 o, [inp], r9; atom.global.add.f64 g0, [inp+8], 0d3FF0000000000000;
         ld.global.u32 o2, [inp];";
     assert_eq!(run(body, &[0x3c00_4000, 0, 0, 0], &single)[0], [0x3c00_4000, 0x4000_4200]);
     let body = "atom.acq_rel.gpu.global.min.s64 d0, [inp], -5; ld.global.u32 o, [inp]; atom.shared.or.b32 o2, [s], 1;";
