@@ -20,4 +20,5 @@ mod parser;
 mod robust;
 mod scopes;
 mod stochastic;
+mod tcgen05_mma;
 mod tensor;
