@@ -5,6 +5,7 @@
 
 use super::atomic::AtomicOp;
 use super::barrier::BarrierOp;
+use super::clc::ClcOp;
 use super::collective::CollectiveOp;
 use super::control::ControlOp;
 use super::copy::CopyOp;
@@ -50,6 +51,10 @@ pub(crate) enum Src {
 /// An operand that an instruction does not have.
 pub(crate) const ZERO: Src = Src::Imm(0);
 
+/// A source whose value only moves on: the result is undefined where it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Copied(pub(crate) Src);
+
 /// An address operand: base plus constant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addr {
@@ -94,6 +99,7 @@ operands! {
         Wgmma(WgmmaOp),
         Matrix(MatrixOp),
         Wmma(WmmaOp),
+        Clc(ClcOp),
         Tcgen05(Tcgen05Op),
     }
 }

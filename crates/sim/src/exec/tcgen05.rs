@@ -71,13 +71,11 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, at: Issu
         }
         Tcgen05Op::Copy { pair, .. } | Tcgen05Op::Shift { pair, .. } | Tcgen05Op::Commit { pair, .. } => {
             check_group(warp, cx, *pair, at.pc)?;
-            lanes(at.active).try_for_each(|lane| issue(warp, cx, op, at.pc, lane))?;
-            Ok(Next::Step)
+            issue_all(warp, cx, op, at)
         }
         Tcgen05Op::Mma(m) => {
             check_group(warp, cx, m.pair, at.pc)?;
-            lanes(at.active).try_for_each(|lane| issue(warp, cx, op, at.pc, lane))?;
-            Ok(Next::Step)
+            issue_all(warp, cx, op, at)
         }
     }
 }
@@ -135,6 +133,18 @@ fn cta_mask(rank: u32, pair: bool) -> u32 {
     if pair { 3 << (rank & !1) } else { 1 << rank }
 }
 
+/// Issues asynchronous work, for each lane its own.
+fn issue_all(warp: &Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, at: Issue) -> Result<Next, Fault> {
+    let many = at.active.count_ones() > 1;
+    for lane in lanes(at.active) {
+        if many && let Some(h) = &mut cx.cluster.hazards {
+            h.select(1 << lane, 0);
+        }
+        issue(warp, cx, op, at.pc, lane)?;
+    }
+    Ok(Next::Step)
+}
+
 /// Issues asynchronous work of one lane.
 fn issue(warp: &Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, pc: u32, lane: usize) -> Result<(), Fault> {
     let rank = warp.env.rank;
@@ -184,7 +194,6 @@ fn commit(
     }
     let mut done = Done::default();
     if let Some(h) = &mut cx.cluster.hazards {
-        h.select(1 << lane, 0);
         (done.view, done.ticks) = h.tensor_commit(warp.index, lane as u8);
     }
     let mbars = ranks.into_iter().map(|rank| (rank, offset)).collect();
@@ -234,7 +243,6 @@ impl Cx<'_> {
             self.check_area(u.cta, &u.area)?;
         }
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
-        h.select(1 << lane, 0);
         let (id, (agent, tick)) = h.tensor_work(warp, lane, pc, pipe);
         for (cta, ranges) in &footprint.shared {
             let event = Event { agent, tick, proxy: Proxy::Async, strong: None, warp, pc };

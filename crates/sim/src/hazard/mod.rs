@@ -21,6 +21,7 @@
 //! schedule, also one where the copy happens to be early.
 
 mod global;
+mod maps;
 mod order;
 mod predecessor;
 mod scope;
@@ -29,6 +30,7 @@ mod tensor;
 mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
+pub(crate) use maps::MapMissing;
 pub(crate) use predecessor::{Footprint, Overlap};
 pub(crate) use scope::{ByScope, Released, Scope, Seat};
 pub(crate) use shadow::{Conflict, Missing};

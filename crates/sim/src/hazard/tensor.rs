@@ -10,7 +10,7 @@
 //! `tcgen05.fence::before_thread_sync`, a synchronization and `tcgen05.fence::after_thread_sync`.
 
 use super::view::{get, join};
-use super::{Hazards, View};
+use super::{Hazards, Scope, View};
 use std::collections::HashMap;
 
 /// Lanes of a cell.
@@ -182,8 +182,10 @@ fn in_order(x: Pipe, x_writes: bool, e: Pipe, does: TensorAccess) -> bool {
         // Scales or A of earlier MMAs are copied over; their accumulators are not.
         (Pipe::Mma { .. }, Pipe::Copy { .. }) => !x_writes,
         (Pipe::Copy { .. } | Pipe::Shift, Pipe::Mma { .. }) | (Pipe::Mma { .. }, Pipe::Shift) => true,
+        // No pair of the manual, but every block-scaled main loop copies scales over those of the stage before.
+        (Pipe::Copy { .. }, Pipe::Copy { .. }) => true,
         (Pipe::Shift, Pipe::Copy { rows4 }) => rows4,
-        (Pipe::Copy { .. }, Pipe::Copy { .. } | Pipe::Shift) | (Pipe::Shift, Pipe::Shift) => false,
+        (Pipe::Copy { .. } | Pipe::Shift, Pipe::Shift) => false,
     }
 }
 
@@ -267,23 +269,34 @@ impl Hazards {
     }
 
     /// `tcgen05.fence` of the selected lanes: what they have issued is ordered before what they release from here
-    /// on, or what they have learned before what they issue.
+    /// on, or (`after`) what they have learned before what they issue. Relaxed operations count as well.
     pub(crate) fn tensor_fence(&mut self, warp: u32, after: bool) {
-        if after {
-            self.selected(warp).for_each(|c| join(&mut c.ordered, &c.now.seen));
-            return;
-        }
-        let mine: Vec<(u8, u32, u32)> = match &self.tensor {
-            Some(t) => {
-                t.issuers.iter().filter(|i| i.0.0 == warp).map(|i| (i.0.1, i.1.fence, i.1.issued)).collect()
-            }
-            None => return,
-        };
+        let Some(t) = &self.tensor else { return };
+        let agents: Vec<u32> = t
+            .issuers
+            .values()
+            .flat_map(|i| [i.agent, i.fence])
+            .chain(t.moves.values().map(|m| m.agent))
+            .collect();
+        let own = t.issuers.iter().filter(|i| i.0.0 == warp);
+        let issued: Vec<(u8, u32, u32)> = own.map(|((_, lane), i)| (*lane, i.fence, i.issued)).collect();
         for c in self.selected(warp) {
-            for (lane, fence, issued) in &mine {
-                if c.lanes >> lane & 1 == 1 {
-                    c.now.raise(*fence, *issued);
+            if after {
+                for agent in &agents {
+                    let observed = c.observed.iter().map(|(_, view)| get(&view.seen, *agent)).max();
+                    c.now.raise(*agent, observed.unwrap_or(0));
                 }
+                join(&mut c.ordered, &c.now.seen);
+                continue;
+            }
+            for (lane, fence, count) in &issued {
+                if c.lanes >> lane & 1 == 1 {
+                    c.now.raise(*fence, *count);
+                }
+            }
+            for agent in &agents {
+                let known = get(&c.now.seen, *agent);
+                c.released.at(Scope::Cluster).raise(*agent, known);
             }
         }
     }
@@ -294,7 +307,7 @@ impl Hazards {
         issuer.commits += 1;
         self.tensor().issuers.insert((warp, lane), issuer);
         let mut view = View::default();
-        self.release(warp, true, super::Scope::Cluster, &mut view);
+        self.release(warp, true, Scope::Cluster, &mut view);
         (view, vec![(issuer.agent, issuer.commits), (issuer.fence, issuer.issued)])
     }
 
