@@ -25,6 +25,7 @@ mod robust;
 mod scopes;
 mod stochastic;
 mod tcgen05_copy;
+mod tcgen05_mma;
 mod tcgen05_order;
 mod tensor;
 mod tensor_maps;
