@@ -21,6 +21,7 @@ mod robust;
 mod scopes;
 mod stochastic;
 mod tcgen05_copy;
+mod tcgen05_mma_order;
 mod tcgen05_order;
 mod tensor;
 mod tensor_memory;
