@@ -104,7 +104,7 @@ fn two_warps_share_an_accumulator_through_fences_or_a_commit() {
     // Waiting for the commit of the other is enough.
     let committed = commit("@p3", 24);
     gives(&[&first, &committed, heard, &second, &finish()], 32.0);
-    faults(&[&first, &commit("@p3", 24), "bar.warp.sync -1;", &second, &finish()], FaultKind::Race);
+    faults(&[&first, &commit("@p3", 24), "bar.sync 0;", &second, &finish()], FaultKind::Race);
 }
 
 #[test]
