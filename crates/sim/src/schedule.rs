@@ -2,10 +2,11 @@
 
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
+use crate::exec::clc::{self, Waiting};
 use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::exec::context::Cx;
 use crate::exec::exit;
-use crate::exec::tensormap::MapChange;
+use crate::exec::finding::Findings;
 use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
 use crate::exec::{self, WarpStatus};
 use crate::hazard::{Footprint, GlobalShadow, Hazards};
@@ -15,7 +16,7 @@ use crate::report::{Report, TraceUnit};
 use crate::rng::Rng;
 use crate::units::copy::Kind;
 use oxigemm_threads::Interrupt;
-use std::collections::HashMap;
+use std::cell::RefCell;
 
 /// The shape of a launch.
 #[derive(Clone, Debug)]
@@ -47,10 +48,11 @@ struct Grid<'a> {
     progress: u64,
     polls: u64,
     executed: Vec<bool>,
-    maps: HashMap<u64, MapChange>,
+    findings: RefCell<Findings>,
     global: GlobalShadow,
     predecessor: Option<&'a Footprint>,
     interrupt: &'a Interrupt,
+    waiting: Waiting,
 }
 
 pub(crate) fn run_grid(
@@ -74,10 +76,11 @@ pub(crate) fn run_grid(
         progress: 0,
         polls: 0,
         executed: vec![false; kernel.code.len()],
-        maps: HashMap::new(),
+        findings: RefCell::default(),
         global: GlobalShadow::new(kernel.scoped),
         predecessor,
         interrupt,
+        waiting: Waiting::new(Vec::new(), geometry.grid, geometry.cluster),
     };
     let outcome = grid.run();
     let footprint = grid.global.footprint(&kernel.name, predecessor);
@@ -86,6 +89,17 @@ pub(crate) fn run_grid(
     grid.report.lines = lines.collect();
     grid.report.lines.sort_unstable();
     grid.report.lines.dedup();
+    let Findings { notes, faults, .. } = grid.findings.into_inner();
+    (grid.report.notes, grid.report.faults) = (notes, faults);
+    let outcome = match outcome {
+        // The last of the faults, which ended the run.
+        Err(fault) if options.keep_going && fault.kind != FaultKind::Interrupted => {
+            grid.report.faults.push(fault);
+            grid.report.stopped = true;
+            Ok(())
+        }
+        outcome => outcome,
+    };
     (outcome.map(|()| grid.report), footprint)
 }
 
@@ -95,18 +109,20 @@ impl Grid<'_> {
         let size: u32 = g.cluster.iter().product();
         let clusters = (g.grid.iter().map(|x| u64::from(*x)).product::<u64>() / u64::from(size)) as u32;
         let resident = (self.options.resident_ctas / size).max(1) as usize;
+        let resident = clc::resident(self.kernel, resident, self.options.policy, &mut self.rng);
         let mut order: Vec<u32> = (0..clusters).rev().collect();
         match self.options.policy {
             Policy::Eager => {}
             Policy::Lazy => order.reverse(),
             Policy::Random => shuffle(&mut order, &mut self.rng),
         }
+        self.waiting = Waiting::new(order, g.grid, g.cluster);
         let mut live: Vec<Cluster> = Vec::new();
         let mut stalls = 0;
         let mut last_progress = (0, 0);
         loop {
             while live.len() < resident
-                && let Some(index) = order.pop()
+                && let Some(index) = self.waiting.next()
             {
                 live.push(self.start(index));
             }
@@ -159,8 +175,7 @@ impl Grid<'_> {
 
     fn start(&mut self, index: u32) -> Cluster {
         let g = self.geometry;
-        let per = |i: usize| g.grid[i] / g.cluster[i];
-        let origin = [index % per(0), index / per(0) % per(1), index / per(0) / per(1)];
+        let first = self.waiting.first_cta(index);
         let threads: u32 = g.block.iter().product();
         let warps_per_cta = threads.div_ceil(32);
         let size: u32 = g.cluster.iter().product();
@@ -169,7 +184,7 @@ impl Grid<'_> {
         for rank in 0..size {
             let inside =
                 [rank % g.cluster[0], rank / g.cluster[0] % g.cluster[1], rank / g.cluster[0] / g.cluster[1]];
-            let ctaid: [u32; 3] = std::array::from_fn(|i| origin[i] * g.cluster[i] + inside[i]);
+            let ctaid: [u32; 3] = std::array::from_fn(|i| first[i] + inside[i]);
             let cta_index = (ctaid[2] * g.grid[1] + ctaid[1]) * g.grid[0] + ctaid[0];
             ctas.push(Cta {
                 index: cta_index,
@@ -240,9 +255,11 @@ impl Grid<'_> {
             progress: &mut self.progress,
             polls: &mut self.polls,
             executed: &mut self.executed,
-            maps: &mut self.maps,
+            findings: &self.findings,
+            at: (0, 0),
             global: &mut self.global,
             predecessor: self.predecessor,
+            waiting: &mut self.waiting,
         }
     }
 

@@ -5,6 +5,7 @@
 
 use super::atomic::AtomicOp;
 use super::barrier::BarrierOp;
+use super::clc::ClcOp;
 use super::collective::CollectiveOp;
 use super::control::ControlOp;
 use super::copy::CopyOp;
@@ -49,6 +50,10 @@ pub(crate) enum Src {
 
 /// An operand that an instruction does not have.
 pub(crate) const ZERO: Src = Src::Imm(0);
+
+/// A source whose value only moves on: the result is undefined where it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Copied(pub(crate) Src);
 
 /// An address operand: base plus constant.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +100,7 @@ operands! {
         Matrix(MatrixOp),
         Wmma(WmmaOp),
         Tcgen05(Tcgen05Op),
+        Clc(ClcOp),
     }
 }
 

@@ -21,6 +21,7 @@
 //! schedule, also one where the copy happens to be early.
 
 mod global;
+mod maps;
 mod order;
 mod predecessor;
 mod scope;
@@ -29,6 +30,7 @@ mod tensor;
 mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
+pub(crate) use maps::MapMissing;
 pub(crate) use predecessor::{Footprint, Overlap};
 pub(crate) use scope::{ByScope, Released, Scope, Seat};
 pub(crate) use shadow::{Conflict, Missing};
@@ -57,6 +59,8 @@ const UNITS: u32 = 6;
 pub(crate) enum Proxy {
     Generic,
     Async,
+    /// Ordered with both: the address that `tcgen05.alloc` writes.
+    Any,
 }
 
 /// One access, as the shadow memory records it.

@@ -4,4 +4,5 @@ pub(crate) mod ast;
 pub(crate) mod names;
 pub(crate) mod parse;
 pub(crate) mod scan;
+pub(crate) mod target;
 pub(crate) mod types;

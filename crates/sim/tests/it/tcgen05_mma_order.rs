@@ -126,6 +126,36 @@ fn an_accumulator_is_given_back_by_the_warps_that_load_it() {
     faults(&[&parts("", [BEFORE, AFTER], wait_empty).replace(WAIT_LD, "")], FaultKind::Race);
 }
 
+/// What the manual asks for and compilers leave out is noted, or a fault where the options are strict.
+#[test]
+fn fences_around_the_synchronization_of_threads_are_noted() {
+    let full = commit("@p1", 16) + &wait("W", 16, 0);
+    let product = mma("@p1", "d1", "r9", "p6");
+    let again = commit("@p1", 24) + &wait("X", 24, 0);
+    let parts = |loaded: &'static str, before: &'static str, after: &'static str| {
+        kernel(&[&product, &full, loaded, LOAD, WAIT_LD, before, "bar.sync 0;", after, &product, &again])
+    };
+    let outcome = |body: &str, strict: bool| {
+        let all: Vec<Option<FaultKind>> = schedules()
+            .into_iter()
+            .map(|o| launch(body, &[0], FOUR_WARPS, &Options { strict, ..o }).err().map(|f| f.kind))
+            .collect();
+        assert!(all.windows(2).all(|w| w[0] == w[1]), "{all:?}");
+        all[0]
+    };
+    assert_eq!(outcome(&parts(AFTER, BEFORE, AFTER), true), None);
+    for body in [parts("", BEFORE, AFTER), parts(AFTER, "", AFTER), parts(AFTER, BEFORE, "")] {
+        assert_eq!(outcome(&body, true), Some(FaultKind::TensorFence), "{body}");
+        assert_eq!(outcome(&body, false), None);
+    }
+    let report = report(&parts("", "", ""), &Options::default());
+    let notes: Vec<String> = report.notes.iter().map(ToString::to_string).collect();
+    assert!(
+        notes.iter().any(|n| n.starts_with("TensorFence") && n.contains("the manual asks for")),
+        "{notes:?}"
+    );
+}
+
 #[test]
 fn copies_and_mmas_of_one_thread_are_in_order() {
     // A comes by copies, over the same columns for both MMAs.
