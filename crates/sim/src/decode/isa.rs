@@ -99,8 +99,8 @@ operands! {
         Wgmma(WgmmaOp),
         Matrix(MatrixOp),
         Wmma(WmmaOp),
-        Clc(ClcOp),
         Tcgen05(Tcgen05Op),
+        Clc(ClcOp),
     }
 }
 

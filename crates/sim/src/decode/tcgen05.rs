@@ -144,12 +144,17 @@ impl Decoder<'_, '_> {
     }
 
     /// Whether the instruction is for a pair of CTAs; it must say one or two.
-    pub(super) fn cta_pair(&self) -> Result<bool> {
-        match (self.has("cta_group::1"), self.has("cta_group::2")) {
-            (true, false) => Ok(false),
-            (false, true) => Ok(true),
-            _ => self.error("`.cta_group::1` or `.cta_group::2` is missing"),
+    /// All of a function say the same.
+    pub(super) fn cta_pair(&mut self) -> Result<bool> {
+        let pair = match (self.has("cta_group::1"), self.has("cta_group::2")) {
+            (true, false) => false,
+            (false, true) => true,
+            _ => return self.error("`.cta_group::1` or `.cta_group::2` is missing"),
+        };
+        if *self.linker.cta_pair.get_or_insert(pair) != pair {
+            return self.error("the function uses both `.cta_group::1` and `.cta_group::2`");
         }
+        Ok(pair)
     }
 
     /// Shape and repetitions of a load or store, and the shape's own operand.

@@ -137,37 +137,39 @@ fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
 /// Work of the tensor core is over, and tensor memory is given back.
 fn exit_tensor(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
     let index = cx.cluster.ctas[rank].index;
-    if cx.cluster.hazards.is_none() {
-        while cx.cluster.tensor_work.of_cta(rank).is_some()
-            && let Some(next) = cx.cluster.tensor_work.first()
-        {
-            cx.perform_work(next)?;
-        }
-        return Ok(());
-    }
     let in_flight = cx.cluster.tensor_work.of_cta(rank).map(|i| &cx.cluster.tensor_work.work[i]);
+    let in_flight = in_flight.filter(|_| cx.options.hazards).map(|w| (w.warp, w.pc));
     let unfinished = cx.cluster.hazards.as_ref().and_then(|h| h.tensor_unfinished(rank));
-    if let Some((warp, pc)) = in_flight.map(|w| (w.warp, w.pc)).or(unfinished) {
-        let message =
-            format!("CTA {index} exits and none of its warps has waited for this work of the tensor core");
-        let mut fault = Fault::new(FaultKind::WorkInFlight, message);
-        fault.at = Some(Box::new(cx.place(warp, pc)));
-        fault.other = Some(Box::new(cx.exit_place(rank)));
-        fault.notes = cx.barrier_notes(rank);
-        return Err(fault);
+    if let Some(at) = in_flight.or(unfinished) {
+        cx.hazard(FaultKind::WorkInFlight, at, None, |cx| {
+            let message = format!(
+                "CTA {index} exits and none of its warps has waited for this work of the tensor core"
+            );
+            let mut fault = Fault::new(FaultKind::WorkInFlight, message);
+            fault.other = Some(Box::new(cx.exit_place(rank)));
+            fault.notes = cx.barrier_notes(rank);
+            fault
+        })?;
     }
-    if let Some(a) = cx.cluster.ctas[rank].tensor.as_ref().and_then(|t| t.allocations.first().copied()) {
-        let mut fault = Fault::new(
-            FaultKind::TensorMemory,
-            format!(
-                "CTA {index} exits with columns {} to {} of tensor memory allocated: they are never freed",
-                a.column,
-                a.column + a.columns - 1
-            ),
-        );
-        fault.at = Some(Box::new(cx.place(a.by.0, a.by.1)));
-        fault.other = Some(Box::new(cx.exit_place(rank)));
-        return Err(fault);
+    while cx.cluster.tensor_work.of_cta(rank).is_some()
+        && let Some(next) = cx.cluster.tensor_work.first()
+    {
+        cx.perform_work(next)?;
+    }
+    let kept = cx.cluster.ctas[rank].tensor.as_ref().and_then(|t| t.allocations.first().copied());
+    if let Some(a) = kept.filter(|_| cx.options.hazards) {
+        cx.hazard(FaultKind::TensorMemory, a.by, None, |cx| {
+            let last = a.column + a.columns - 1;
+            let mut fault = Fault::new(
+                FaultKind::TensorMemory,
+                format!(
+                    "CTA {index} exits with columns {} to {last} of tensor memory allocated: they are never freed",
+                    a.column
+                ),
+            );
+            fault.other = Some(Box::new(cx.exit_place(rank)));
+            fault
+        })?;
     }
     Ok(())
 }

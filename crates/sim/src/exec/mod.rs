@@ -21,8 +21,8 @@ mod matrix;
 mod mbarrier;
 mod memory;
 mod scalar;
-mod tensor_copy;
 mod tcgen05;
+mod tensor_copy;
 pub(crate) mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
@@ -267,10 +267,6 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
     let uses = &kernel.code[pc as usize].uses;
     let in_flight = warp.wgmma.issued > 0;
     let at = (warp.index, pc);
-    if !warp.loading.is_empty() {
-        uses.reads.iter().try_for_each(|r| cx.check_loading(warp, *r, "read"))?;
-        uses.writes.iter().try_for_each(|r| cx.check_loading(warp, *r, "written"))?;
-    }
     for &r in &uses.reads {
         if warp.written[r.index()] & active != active {
             cx.hazard(FaultKind::Uninitialized, at, None, |cx| uninitialized(warp, cx, r, active))?;
@@ -329,7 +325,7 @@ fn execute(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Next, Fault> {
         Op::Wgmma(op) => wgmma::execute(warp, cx, op, at),
         Op::Matrix(op) => matrix::execute(warp, cx, op, at),
         Op::Wmma(op) => wmma::execute(warp, cx, op, at),
-        Op::Clc(op) => clc::execute(warp, cx, op, at),
         Op::Tcgen05(op) => tcgen05::execute(warp, cx, op, at),
+        Op::Clc(op) => clc::execute(warp, cx, op, at),
     }
 }

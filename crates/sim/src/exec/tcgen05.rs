@@ -55,9 +55,6 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, at: Issu
         }
         Tcgen05Op::Wait { stores } => {
             whole_warp!(warp, cx, at);
-            if !stores {
-                warp.loading.clear();
-            }
             if let Some(h) = &mut cx.cluster.hazards {
                 h.tensor_wait(warp.index, *stores);
             }
@@ -248,11 +245,11 @@ impl Cx<'_> {
             let event = Event { agent, tick, proxy: Proxy::Async, strong: None, warp, pc };
             self.shadow_async(event, None, ranges.iter().copied(), *cta, false)?;
         }
-        footprint.tensor.iter().try_for_each(|u| self.shadow_tensor(id, u))
+        footprint.tensor.iter().try_for_each(|u| self.shadow_tensor(id, (warp, pc), u))
     }
 
-    /// Records one access to tensor memory.
-    pub(super) fn shadow_tensor(&mut self, event: u32, u: &TensorUse) -> Result<(), Fault> {
+    /// Records one access to tensor memory by an instruction of a warp.
+    pub(super) fn shadow_tensor(&mut self, event: u32, at: (u32, u32), u: &TensorUse) -> Result<(), Fault> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let does = match u.role {
             Role::Operand => TensorAccess::Read,
@@ -260,34 +257,56 @@ impl Cx<'_> {
             Role::Write => TensorAccess::Write,
         };
         let columns = u.area.column..u.area.column + u.area.columns;
-        h.tensor_access(event, u.cta, columns, u.area.lanes, does)
-            .map_err(|c| self.tensor_conflict(c, u.cta, u.role.writes()))
+        let conflicts = h.tensor_access(event, u.cta, columns, u.area.lanes, does);
+        conflicts.iter().try_for_each(|c| self.tensor_conflict(c, at, u.cta, u.role.writes()))
     }
 
-    /// Two accesses to tensor memory with nothing that orders them.
-    pub(super) fn tensor_conflict(&self, c: TensorConflict, cta: usize, writes: bool) -> Fault {
+    /// Two accesses to tensor memory with nothing that orders them, or without the fences that should.
+    pub(super) fn tensor_conflict(
+        &self,
+        c: &TensorConflict,
+        at: (u32, u32),
+        cta: usize,
+        writes: bool,
+    ) -> Result<(), Fault> {
         let verb = |writes: bool| if writes { "write" } else { "read" };
-        let reason = match c.missing {
-            TensorMissing::Completion => "nothing says that it is over",
-            TensorMissing::Fence => {
+        let (kind, reason) = match c.missing {
+            TensorMissing::Completion => (FaultKind::Race, "nothing says that it is over"),
+            TensorMissing::Fence => (
+                FaultKind::Race,
                 "only its issue is known to be before, without tcgen05.fence::before_thread_sync and \
-                 ::after_thread_sync on the two sides of the synchronization"
-            }
-        };
-        let mut fault = Fault::new(
-            FaultKind::Race,
-            format!(
-                "tensor memory of CTA {}, column {}, lane {}: this {} follows an earlier {} and {reason}",
-                self.cluster.ctas[cta].index,
-                c.column,
-                c.lane,
-                verb(writes),
-                verb(c.earlier_writes)
+                 ::after_thread_sync on the two sides of the synchronization",
             ),
-        );
-        fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
-        fault.notes = self.barrier_notes(cta);
-        fault
+            TensorMissing::Unfenced => (
+                FaultKind::TensorFence,
+                "it is over, but the manual asks for tcgen05.fence::before_thread_sync (a commit is one) and \
+                 ::after_thread_sync on the two sides of the synchronization",
+            ),
+        };
+        let fault = |cx: &Self| {
+            let mut fault = Fault::new(
+                kind,
+                format!(
+                    "tensor memory of CTA {}, column {}, lane {}: this {} follows an earlier {} and {reason}",
+                    cx.cluster.ctas[cta].index,
+                    c.column,
+                    c.lane,
+                    verb(writes),
+                    verb(c.earlier_writes)
+                ),
+            );
+            fault.other = Some(Box::new(cx.place(c.earlier.warp, c.earlier.pc)));
+            if kind == FaultKind::Race {
+                fault.notes = cx.barrier_notes(cta);
+            }
+            fault
+        };
+        let other = Some(c.earlier.pc);
+        if kind == FaultKind::Race {
+            self.hazard(kind, at, other, fault)
+        } else {
+            self.remark(kind, at, other, fault)
+        }
     }
 
     /// Takes new work: does it at once or leaves it to the schedule.

@@ -118,8 +118,6 @@ pub(crate) struct Warp {
     pub(crate) register_changes: Vec<u32>,
     /// The instruction at which the warp has seen that a claim on a cluster failed.
     pub(crate) claim_failed: Option<u32>,
-    /// Registers that a `tcgen05.ld` writes and that no wait covers, with its instruction.
-    pub(crate) loading: Vec<(Reg, u32)>,
     /// Registers of a thread; none until `setmaxnreg` names a number.
     pub(crate) registers: Option<u32>,
 }

@@ -59,6 +59,8 @@ const UNITS: u32 = 6;
 pub(crate) enum Proxy {
     Generic,
     Async,
+    /// Ordered with both: the address that `tcgen05.alloc` writes.
+    Any,
 }
 
 /// One access, as the shadow memory records it.

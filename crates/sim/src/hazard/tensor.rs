@@ -47,8 +47,9 @@ pub(crate) struct TensorEvent {
     lane: u8,
     pub(crate) pc: u32,
     pipe: Option<Pipe>,
-    /// When it was issued: agent and tick of the thread, and agent and number for fences of other warps.
+    /// When it was issued: agent and tick of the thread.
     issued: (u32, u32),
+    /// The agent and number that `tcgen05.fence::before_thread_sync` raises behind it.
     fenced: (u32, u32),
 }
 
@@ -66,8 +67,10 @@ pub(crate) enum TensorAccess {
 pub(crate) enum TensorMissing {
     /// Anything that says that the earlier one is over.
     Completion,
-    /// The fences beside the synchronization between two warps.
+    /// The fences beside the synchronization of two warps, where only the issue of the earlier one is known.
     Fence,
+    /// The same where it is known to be over: the manual asks for them, and compilers leave them out.
+    Unfenced,
 }
 
 /// An access that is not ordered after an earlier one.
@@ -104,10 +107,12 @@ struct Issuer {
     last: (u32, u32),
 }
 
-/// The loads or stores of a warp: agent, waits so far, and the newest that no wait covers.
+/// The loads or stores of a warp: agents of them and of fences behind their waits, waits so far, and the instruction
+/// of the newest that no wait covers.
 #[derive(Clone, Copy, Debug)]
 struct Moves {
     agent: u32,
+    fence: u32,
     waits: u32,
     open: Option<u32>,
 }
@@ -225,30 +230,32 @@ impl Hazards {
 
     /// A load or store of a warp: its event.
     pub(crate) fn tensor_move(&mut self, warp: u32, pc: u32, store: bool) -> u32 {
-        let (agent, waits) = self.moves(warp, store);
+        let Moves { agent, fence, waits, .. } = self.moves(warp, store);
         let lane = self.lead;
         let t = self.tensor();
         if let Some(m) = t.moves.get_mut(&(warp, store)) {
             m.open = Some(pc);
         }
         t.compact();
-        let (tick, none) = (waits + 1, (0, 0));
-        t.events.push(TensorEvent { agent, tick, warp, lane, pc, pipe: None, issued: none, fenced: none });
+        let tick = waits + 1;
+        let (issued, fenced) = ((0, 0), (fence, tick));
+        t.events.push(TensorEvent { agent, tick, warp, lane, pc, pipe: None, issued, fenced });
         t.events.len() as u32 - 1
     }
 
-    fn moves(&mut self, warp: u32, store: bool) -> (u32, u32) {
+    fn moves(&mut self, warp: u32, store: bool) -> Moves {
         if let Some(m) = self.tensor().moves.get(&(warp, store)) {
-            return (m.agent, m.waits);
+            return *m;
         }
-        let agent = self.new_agent();
-        self.tensor().moves.insert((warp, store), Moves { agent, waits: 0, open: None });
-        (agent, 0)
+        let (agent, fence) = (self.new_agent(), self.new_agent());
+        let new = Moves { agent, fence, waits: 0, open: None };
+        self.tensor().moves.insert((warp, store), new);
+        new
     }
 
     /// A warp has waited for its loads or its stores.
     pub(crate) fn tensor_wait(&mut self, warp: u32, store: bool) {
-        let (agent, waits) = self.moves(warp, store);
+        let Moves { agent, waits, .. } = self.moves(warp, store);
         if let Some(m) = self.tensor().moves.get_mut(&(warp, store)) {
             (m.waits, m.open) = (waits + 1, None);
         }
@@ -272,14 +279,13 @@ impl Hazards {
     /// on, or (`after`) what they have learned before what they issue. Relaxed operations count as well.
     pub(crate) fn tensor_fence(&mut self, warp: u32, after: bool) {
         let Some(t) = &self.tensor else { return };
-        let agents: Vec<u32> = t
-            .issuers
-            .values()
-            .flat_map(|i| [i.agent, i.fence])
-            .chain(t.moves.values().map(|m| m.agent))
-            .collect();
+        let issuers = t.issuers.values().flat_map(|i| [i.agent, i.fence]);
+        let moves = t.moves.values().flat_map(|m| [m.agent, m.fence]);
+        let agents: Vec<u32> = issuers.chain(moves).collect();
         let own = t.issuers.iter().filter(|i| i.0.0 == warp);
         let issued: Vec<(u8, u32, u32)> = own.map(|((_, lane), i)| (*lane, i.fence, i.issued)).collect();
+        let waited = t.moves.iter().filter(|m| m.0.0 == warp);
+        let waited: Vec<(u32, u32)> = waited.map(|(_, m)| (m.fence, m.waits)).collect();
         for c in self.selected(warp) {
             if after {
                 for agent in &agents {
@@ -294,6 +300,7 @@ impl Hazards {
                     c.now.raise(*fence, *count);
                 }
             }
+            waited.iter().for_each(|(fence, waits)| c.now.raise(*fence, *waits));
             for agent in &agents {
                 let known = get(&c.now.seen, *agent);
                 c.released.at(Scope::Cluster).raise(*agent, known);
@@ -325,7 +332,8 @@ impl Hazards {
         open.first().copied()
     }
 
-    /// Checks and records an access to some columns of a CTA's tensor memory, in some lanes.
+    /// Checks and records an access to some columns of a CTA's tensor memory, in some lanes: what it is not ordered
+    /// after, one conflict for each earlier access.
     pub(crate) fn tensor_access(
         &mut self,
         event: u32,
@@ -333,11 +341,11 @@ impl Hazards {
         columns: std::ops::Range<u32>,
         lanes: u128,
         does: TensorAccess,
-    ) -> Result<(), TensorConflict> {
+    ) -> Vec<TensorConflict> {
         let mut shadow = self.tensor.take().unwrap_or_else(|| Box::new(TensorShadow::new(self.exits.len())));
-        let result = self.tensor_cells(&mut shadow, event, cta, columns, lanes, does);
+        let conflicts = self.tensor_cells(&mut shadow, event, cta, columns, lanes, does);
         self.tensor = Some(shadow);
-        result
+        conflicts
     }
 
     fn tensor_cells(
@@ -348,42 +356,44 @@ impl Hazards {
         columns: std::ops::Range<u32>,
         lanes: u128,
         does: TensorAccess,
-    ) -> Result<(), TensorConflict> {
+    ) -> Vec<TensorConflict> {
         let writes = does != TensorAccess::Read;
         let parts: Vec<(usize, u16)> = (0..CELLS)
             .map(|i| (i, (lanes >> (i as u32 * CELL_LANES)) as u16))
             .filter(|part| part.1 != 0)
             .collect();
-        // What was found in order, and what reads became: neighbours mostly have the same.
-        let (mut fine_write, mut fine_reads) = (0, 0);
+        let mut conflicts: Vec<(u32, TensorConflict)> = Vec::new();
+        // What was looked at, and what reads became: neighbours mostly have the same.
+        let (mut seen_write, mut seen_reads) = (0, 0);
         let (mut from, mut to) = (u32::MAX, 0);
         for column in columns {
             for &(part, mask) in &parts {
                 let index = column as usize * CELLS + part;
                 let mut cell = t.cells[cta][index];
-                let conflict = |earlier: u32, earlier_writes: bool, common: u16, missing| TensorConflict {
-                    earlier: t.events[earlier as usize],
-                    earlier_writes,
-                    missing,
-                    column,
-                    lane: part as u32 * CELL_LANES + common.trailing_zeros(),
+                let mut check = |earlier: u32, earlier_writes: bool, common: u16| {
+                    let Err(missing) = self.tensor_ordered(t, earlier, earlier_writes, event, does) else {
+                        return;
+                    };
+                    if conflicts.iter().all(|c| c.0 != earlier) {
+                        let lane = part as u32 * CELL_LANES + common.trailing_zeros();
+                        let earlier_event = t.events[earlier as usize];
+                        let conflict =
+                            TensorConflict { earlier: earlier_event, earlier_writes, missing, column, lane };
+                        conflicts.push((earlier, conflict));
+                    }
                 };
                 // Who comes after reads of all these words comes after what those reads came after.
                 let behind_reads = writes && cell.reads != 0 && mask & !cell.read_lanes == 0;
                 let common = cell.write_lanes & mask;
-                if cell.write != 0 && cell.write != fine_write && common != 0 && !behind_reads {
-                    self.tensor_ordered(t, cell.write, true, event, does)
-                        .map_err(|missing| conflict(cell.write, true, common, missing))?;
-                    fine_write = cell.write;
+                if cell.write != 0 && cell.write != seen_write && common != 0 && !behind_reads {
+                    check(cell.write, true, common);
+                    seen_write = cell.write;
                 }
                 if writes {
                     let common = cell.read_lanes & mask;
-                    if cell.reads != 0 && cell.reads != fine_reads && common != 0 {
-                        for r in &t.sets[cell.reads as usize] {
-                            self.tensor_ordered(t, *r, false, event, does)
-                                .map_err(|missing| conflict(*r, false, common, missing))?;
-                        }
-                        fine_reads = cell.reads;
+                    if cell.reads != 0 && cell.reads != seen_reads && common != 0 {
+                        t.sets[cell.reads as usize].iter().for_each(|r| check(*r, false, common));
+                        seen_reads = cell.reads;
                     }
                     cell = Cell { write: event, write_lanes: mask, reads: 0, read_lanes: 0 };
                 } else {
@@ -400,7 +410,7 @@ impl Hazards {
                 t.cells[cta][index] = cell;
             }
         }
-        Ok(())
+        conflicts.into_iter().map(|c| c.1).collect()
     }
 
     /// Whether an earlier access is ordered before the event, or else what is missing.
@@ -418,8 +428,12 @@ impl Hazards {
         }
         let class = self.class(e.warp, e.lane);
         let view = &class.now;
+        let fenced = |(agent, tick): (u32, u32)| get(&class.ordered, agent) >= tick;
         if view.has(x.agent, x.tick) || !earlier_writes && view.is_past(x.agent, x.tick) {
-            return Ok(());
+            // A warp's own loads and stores need no fence behind their wait; a commit is a fence before.
+            let own = x.warp == e.warp && (x.pipe.is_none() || e.pipe.is_some());
+            let last = if x.pipe.is_some() { (x.agent, x.tick) } else { x.fenced };
+            return if own || fenced(last) { Ok(()) } else { Err(TensorMissing::Unfenced) };
         }
         let (Some(first), Some(second)) = (x.pipe, e.pipe) else { return Err(TensorMissing::Completion) };
         if !in_order(first, earlier_writes, second, does) {
@@ -432,8 +446,7 @@ impl Hazards {
         if !view.has(x.issued.0, x.issued.1) {
             return Err(TensorMissing::Completion);
         }
-        let fenced = get(&class.ordered, x.fenced.0) >= x.fenced.1;
-        if fenced { Ok(()) } else { Err(TensorMissing::Fence) }
+        if fenced(x.fenced) { Ok(()) } else { Err(TensorMissing::Fence) }
     }
 
     fn tensor_extend(&self, t: &mut TensorShadow, set: u32, event: u32) -> u32 {

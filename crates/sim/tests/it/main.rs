@@ -26,6 +26,7 @@ mod scopes;
 mod stochastic;
 mod tcgen05_copy;
 mod tcgen05_mma;
+mod tcgen05_mma_order;
 mod tcgen05_order;
 mod tensor;
 mod tensor_maps;

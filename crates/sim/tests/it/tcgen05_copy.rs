@@ -114,8 +114,8 @@ fn copies_of_every_shape_follow_the_tables() {
 
 #[test]
 fn swizzled_sources_follow_the_pattern() {
-    // Mode, bytes of a row, and how many rows share one permutation of its 16-byte pieces.
-    for (mode, span, alike) in [(2u64, 128usize, 1), (4, 64, 2), (6, 32, 4)] {
+    // Mode, bytes of a row, how many rows share one permutation of its pieces, and the 16-byte pieces that move together.
+    for (mode, span, alike, unit) in [(2u64, 128usize, 1, 1), (4, 64, 2, 1), (6, 32, 4, 1), (1, 128, 1, 2)] {
         let stride = 8 * span;
         let words: Vec<u32> = (0..16 * stride as u32 / 4).collect();
         // The second half of each row as well: the start moves within the row.
@@ -130,7 +130,7 @@ fn swizzled_sources_follow_the_pattern() {
             for lane in 0..128 {
                 for column in 0..if span == 32 && first > 0 { 4 } else { 8 } {
                     let piece = first / 16 + column / 4;
-                    let moved = piece ^ (lane / alike % (span / 16));
+                    let moved = piece ^ (lane / alike % (span / 16 / unit) * unit);
                     let byte = lane / 8 * stride + lane % 8 * span + moved * 16 + column % 4 * 4;
                     assert_eq!(out[lane][column], words[byte / 4], "{mode}: lane {lane}, column {column}");
                 }
@@ -252,11 +252,10 @@ fn a_pair_allocates_together() {
         @p0 tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [s], r0;";
     let (kind, message) = fault(different, &[0], PAIR);
     assert_eq!(kind, FaultKind::TensorMemory, "{message}");
-    let mixed = "@p0 tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [s], 32;
-        @p0 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;";
-    let (kind, message) = fault(mixed, &[0], PAIR);
-    assert_eq!(kind, FaultKind::BadOperand, "{message}");
-    assert!(message.contains("one kernel has one"), "{message}");
+    let mixed =
+        "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned; tcgen05.shift.cta_group::1.down [ta];";
+    let error = Module::parse(&text(mixed)).expect_err("one function has one");
+    assert!(error.message.contains("uses both `.cta_group::1` and `.cta_group::2`"), "{error}");
 }
 
 #[test]

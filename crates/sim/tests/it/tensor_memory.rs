@@ -299,11 +299,6 @@ fn wrong_allocations_are_faults() {
             "no allocation begins there",
         ),
         (format!("{dealloc} ta, 32; {dealloc} ta, 32;"), FaultKind::TensorMemory, "it was freed before"),
-        (
-            "@p0 tcgen05.dealloc.cta_group::2.sync.aligned.b32 ta, 32;".into(),
-            FaultKind::BadOperand,
-            "has no peer",
-        ),
         (String::new(), FaultKind::TensorMemory, "exits with columns 0 to 31 of tensor memory allocated"),
         (
             "setp.lt.u32 p2, t, 16; @p2 tcgen05.dealloc.cta_group::1.sync.aligned.b32 ta, 32;".into(),
@@ -316,7 +311,11 @@ fn wrong_allocations_are_faults() {
         assert_eq!(found, kind, "{rest}: {message}");
         assert!(message.contains(why), "{rest}: {message}");
     }
-    // Sixteen more allocations of 32 than fit: nothing ever frees a column.
+    let alone = "@p0 tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [s], 32;";
+    let (kind, message) = fault(alone, &[0], one);
+    assert_eq!(kind, FaultKind::BadOperand, "{message}");
+    assert!(message.contains("has no peer"), "{message}");
+    // All columns are taken, and nothing ever frees one.
     let body = allocate(512) + &format!("{alloc}, 512;");
     let (kind, message) = fault(&body, &[0], one);
     assert_eq!(kind, FaultKind::Deadlock, "{message}");
@@ -340,7 +339,8 @@ fn accesses_out_of_reach_are_faults() {
         ),
         (format!("{} bar.sync 0; {}", free(32), ld("tw")), "columns 0 to 31 were freed"),
     ] {
-        let (kind, message) = fault(&(allocate(32) + &rest), &[0], FOUR_WARPS);
+        let (kind, message) =
+            fault(&(allocate(32) + &rest + "tcgen05.wait::ld.sync.aligned; bar.sync 0;"), &[0], FOUR_WARPS);
         assert_eq!(kind, FaultKind::TensorMemory, "{rest}: {message}");
         assert!(message.contains(why), "{rest}: {message}");
     }

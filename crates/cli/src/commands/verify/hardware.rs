@@ -5,7 +5,9 @@
 use std::ffi::c_void;
 
 use oxigemm::Device;
-use oxigemm_cuda::{CubinCache, Element, L2Promotion, LaunchConfig, PtxModule, Swizzle, TensorMap, TiledTensor};
+use oxigemm_cuda::{
+    CubinCache, Element, L2Promotion, LaunchConfig, PtxModule, Swizzle, TensorMap, TiledTensor,
+};
 use oxigemm_sim as sim;
 use oxigemm_testkit::Failure;
 
@@ -79,7 +81,8 @@ impl Run<'_> {
             if self.mapped { (&raw mut map).cast() } else { (&raw mut addresses[1]).cast() };
         let mut params: Vec<*mut c_void> = vec![(&raw mut addresses[0]).cast(), second];
         params.extend(scalars.iter_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>()));
-        let config = LaunchConfig { shared_bytes: self.shared_bytes, ..LaunchConfig::linear(self.ctas, self.threads) };
+        let config =
+            LaunchConfig { shared_bytes: self.shared_bytes, ..LaunchConfig::linear(self.ctas, self.threads) };
         // SAFETY: the parameters are those of the entry, and its memory lives until the stream is done.
         unsafe { function.launch(&stream, &config, &params)? };
         stream.synchronize()?;
@@ -177,7 +180,8 @@ fn stores(setup: &Setup) -> Result<String, Failure> {
 /// Copies that report to an mbarrier whose initialization only `bar.sync` or program order separates from them.
 fn barriers(setup: &Setup) -> Result<String, Failure> {
     let gpu = matches!(setup.device, Device::Cuda(_));
-    let (launches, ctas, pieces) = if gpu { (if setup.quick { 5 } else { 50 }, 132 * 16, 4096) } else { (1, 3, 40) };
+    let (launches, ctas, pieces) =
+        if gpu { (if setup.quick { 5 } else { 50 }, 132 * 16, 4096) } else { (1, 3, 40) };
     let input: Vec<u8> = (0..(pieces * PIECE / 4) as u32)
         .flat_map(|i| i.wrapping_mul(0x9e37_79b1).rotate_left(7).to_le_bytes())
         .collect();

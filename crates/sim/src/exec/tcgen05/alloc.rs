@@ -4,12 +4,12 @@ use super::uniform;
 use crate::decode::isa::{Addr, Src};
 use crate::error::{Fault, FaultKind};
 use crate::exec::Next;
-use crate::exec::access::{Access, Location};
+use crate::exec::access::Location;
 use crate::exec::aligned::converged;
 use crate::exec::context::Cx;
 use crate::exec::memory::{address, check_alignment};
 use crate::exec::warp::{Wait, Warp};
-use crate::hazard::TensorAccess;
+use crate::hazard::{Event, Proxy, TensorAccess, TensorConflict, TensorMissing};
 use crate::text::ast::Space;
 use crate::units::tensor_memory::{
     Allocation, FreeError, Request, TENSOR_COLUMNS, TensorAddress, TensorMemory,
@@ -72,8 +72,13 @@ pub(super) fn allocate(
         return Ok(Next::Retry(Wait::TensorColumns(count, pair)));
     };
     let granted = memory.requests.remove(at).granted.unwrap_or(0);
-    let mut access = Access::new(warp.index, pc, None);
-    cx.write(warp, 0, &mut access, to, &granted.to_le_bytes())?;
+    let Location::Shared(cta, offset) = to else { return Ok(Next::Step) };
+    if let Some(h) = &mut cx.cluster.hazards {
+        let (agent, tick) = h.tick(warp.index);
+        let event = Event { agent, tick, proxy: Proxy::Any, strong: None, warp: warp.index, pc };
+        cx.shadow_async(event, None, std::iter::once((offset, 4)), cta, true)?;
+    }
+    cx.shared_store(cta, offset, &granted.to_le_bytes())?;
     // All lanes have done this together.
     converged(warp, cx, u32::MAX);
     Ok(Next::Step)
@@ -125,12 +130,16 @@ pub(super) fn free(
         let range = at.column..at.column + count;
         let event = h.tensor_move(warp.index, pc, true);
         h.tensor_moved(warp.index, true);
-        if let Err(c) = h.tensor_access(event, rank, range.clone(), u128::MAX, TensorAccess::Write) {
-            let mut fault = cx.tensor_conflict(c, rank, true);
-            fault.message = format!("columns are freed while in use: {}", fault.message);
-            return Err(fault);
-        }
+        let conflicts = h.tensor_access(event, rank, range.clone(), u128::MAX, TensorAccess::Write);
         h.tensor_forget(rank, range);
+        // To free columns is synchronous: it needs no fence.
+        let used = |c: &&TensorConflict| c.missing != TensorMissing::Unfenced;
+        conflicts.iter().filter(used).try_for_each(|c| {
+            cx.tensor_conflict(c, (warp.index, pc), rank, true).map_err(|mut fault| {
+                fault.message = format!("columns are freed while in use: {}", fault.message);
+                fault
+            })
+        })?;
     }
     cx.cluster.ctas[rank].tensor().free(allocation, (warp.index, pc));
     *cx.progress += 1;

@@ -2,9 +2,9 @@
 
 use crate::error::{Fault, FaultKind};
 use crate::exec::context::Cx;
+use crate::units::tcgen05::descriptor::MatrixDescriptor;
 use crate::units::tcgen05::queue::{Footprint, Role, TensorUse};
-use crate::units::tcgen05::shapes::CopyShape;
-use crate::units::tcgen05::source::{Source, decompress};
+use crate::units::tcgen05::shapes::{CopyShape, decompress};
 use crate::units::tensor_memory::{Area, TENSOR_LANES, TensorAddress};
 
 /// Columns of a shifted row: 32 bytes.
@@ -14,8 +14,8 @@ fn ranks(ctas: u32) -> impl Iterator<Item = usize> {
     (0..u32::BITS as usize).filter(move |r| ctas >> r & 1 == 1)
 }
 
-fn source(descriptor: u64) -> Result<Source, Fault> {
-    Source::decode(descriptor).map_err(|e| Fault::new(FaultKind::BadOperand, e))
+fn source(descriptor: u64) -> Result<MatrixDescriptor, Fault> {
+    MatrixDescriptor::decode(descriptor).map_err(|e| Fault::new(FaultKind::BadOperand, e))
 }
 
 /// Bytes of a 16-byte piece that a copy reads: what is behind packed elements is padding.
@@ -44,7 +44,7 @@ pub(super) fn footprint(
     }
     let area = Area { column: to.column, columns: 4 * rows.pieces(), lanes };
     let pieces = (0..rows.rows()).flat_map(|row| (0..rows.pieces()).map(move |p| (row, p)));
-    let read: Vec<(u32, u32)> = pieces.map(|(row, p)| (from.piece(row, p), piece_bytes(shape))).collect();
+    let read: Vec<(u32, u32)> = pieces.map(|(row, p)| (from.k_major(row, p), piece_bytes(shape))).collect();
     Ok(Footprint {
         shared: ranks(ctas).map(|cta| (cta, read.clone())).collect(),
         tensor: ranks(ctas).map(|cta| TensorUse { cta, area, role: Role::Write }).collect(),
@@ -63,7 +63,7 @@ pub(super) fn perform(
     let rows = shape.rows;
     for cta in ranks(ctas) {
         for (row, piece) in (0..rows.rows()).flat_map(|row| (0..rows.pieces()).map(move |p| (row, p))) {
-            let bytes = cx.shared_bytes(cta, from.piece(row, piece), piece_bytes(shape))?;
+            let bytes = cx.shared_bytes(cta, from.k_major(row, piece), piece_bytes(shape))?;
             let mut data = [0u8; 16];
             data[..bytes.len()].copy_from_slice(bytes);
             if let Some(bits) = shape.packed {
@@ -83,7 +83,7 @@ pub(super) fn perform(
 
 /// For the timeline.
 pub(super) fn detail(cx: &Cx<'_>, to: TensorAddress, descriptor: u64) -> String {
-    let from = Source::decode(descriptor).map_or(0, Source::start);
+    let from = MatrixDescriptor::decode(descriptor).map_or(0, |d| d.start);
     format!("{} to tensor memory at column {}", cx.shared_text(from), to.column)
 }
 

@@ -1,7 +1,8 @@
 //! `tcgen05.ld` and `tcgen05.st`: tensor memory to registers and back.
 //!
 //! Both are performed at their issue. That they may be late is a matter of the shadow memory: nothing that touches the
-//! same words is ordered after them before their wait.
+//! same words is ordered after them before their wait. Registers are ready when they are read: the manual keeps true
+//! dependencies through registers, whatever the wait.
 
 use super::{ALL, tensor_address, uniform};
 use crate::decode::isa::{Addr, Reg};
@@ -54,18 +55,14 @@ fn record(warp: &Warp, cx: &mut Cx<'_>, areas: &[Area], store: bool, pc: u32) ->
     let event = h.tensor_move(warp.index, pc, store);
     let role = if store { Role::Write } else { Role::Operand };
     let cta = warp.env.rank as usize;
-    areas.iter().try_for_each(|area| cx.shadow_tensor(event, &TensorUse { cta, area: *area, role }))
+    let at = (warp.index, pc);
+    areas.iter().try_for_each(|area| cx.shadow_tensor(event, at, &TensorUse { cta, area: *area, role }))
 }
 
 pub(super) fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &TensorLoad, pc: u32) -> Result<(), Fault> {
     let registers = &op.dst.0;
     let (at, areas) = reach(warp, cx, &op.addr, op.shape, registers.len(), op.packed)?;
     let result = op.reduce.as_ref().map(|r| r.dst.0[0]);
-    if cx.options.hazards {
-        for r in registers.iter().copied().chain(result) {
-            cx.check_loading(warp, r, "written")?;
-        }
-    }
     record(warp, cx, &areas, false, pc)?;
     let Some(memory) = cx.cluster.ctas[warp.env.rank as usize].tensor.as_deref() else { return Ok(()) };
     let mut totals = [0u64; 32];
@@ -95,9 +92,6 @@ pub(super) fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &TensorLoad, pc: u32) -
     if let Some(r) = result {
         ALL.for_each(|thread| warp.set(r, thread, totals[thread]));
         define(warp, r, total_known, pc);
-    }
-    if cx.options.hazards {
-        warp.loading.extend(registers.iter().copied().chain(result).map(|r| (r, pc)));
     }
     Ok(())
 }
@@ -131,20 +125,4 @@ pub(super) fn store(warp: &mut Warp, cx: &mut Cx<'_>, op: &TensorStore, pc: u32)
         }
     }
     Ok(())
-}
-
-impl Cx<'_> {
-    /// Whether a register belongs to a load that the warp has not waited for.
-    pub(in crate::exec) fn check_loading(&self, warp: &Warp, r: Reg, how: &str) -> Result<(), Fault> {
-        let Some((_, pc)) = warp.loading.iter().find(|l| l.0 == r) else { return Ok(()) };
-        let mut fault = Fault::new(
-            FaultKind::TensorRegister,
-            format!(
-                "register {} is {how} before tcgen05.wait::ld, while the tcgen05.ld that loads it may be in flight",
-                self.kernel.registers[r.index()]
-            ),
-        );
-        fault.other = Some(Box::new(self.place(warp.index, *pc)));
-        Err(fault)
-    }
 }

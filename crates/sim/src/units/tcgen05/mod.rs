@@ -7,4 +7,3 @@ pub(crate) mod layout;
 pub(crate) mod mma;
 pub(crate) mod queue;
 pub(crate) mod shapes;
-pub(crate) mod source;

@@ -119,3 +119,13 @@ impl CopyRows {
         (0..copies).map(move |i| first + i * apart)
     }
 }
+
+/// Sixteen packed elements of 4 or 6 bits, one to a byte. The padding behind them is dropped.
+///
+/// A 6-bit element takes the low bits of its byte, a 4-bit element the four bits above the lowest two, as the tensor
+/// core takes elements of these types that lie one to a byte.
+pub(crate) fn decompress(bytes: [u8; 16], bits: u32) -> [u8; 16] {
+    let packed = u128::from_le_bytes(bytes);
+    let shift = if bits == 4 { 2 } else { 0 };
+    std::array::from_fn(|i| ((packed >> (i as u32 * bits)) as u8 & ((1 << bits) - 1)) << shift)
+}

@@ -59,6 +59,22 @@ pub struct Launching {
 pub const FOUR_WARPS: Launching = Launching { ctas: 1, cluster: 1, warps: 4 };
 pub const PAIR: Launching = Launching { ctas: 2, cluster: 2, warps: 4 };
 
+/// What a run of four warps reports.
+pub fn report(body: &str, options: &Options) -> Report {
+    let module = Module::parse(&text(body)).unwrap_or_else(|e| panic!("{e}\n{body}"));
+    let mut machine = Machine::new();
+    let out = machine.memory.allocate_with(&vec![0; 128 * OUT * 4]);
+    let launch = Launch {
+        entry: "k".into(),
+        grid: [1, 1, 1],
+        cluster: None,
+        block: [128, 1, 1],
+        shared_bytes: 65536,
+        params: vec![Param::U64(out), Param::U64(out)],
+    };
+    machine.run(&module, &launch, options).unwrap_or_else(|f| panic!("{f}\n{body}"))
+}
+
 pub fn launch(
     body: &str,
     input: &[u32],
