@@ -44,6 +44,10 @@ pub enum FaultKind {
     ProxyOrder,
     /// A register of a `wgmma` in flight was touched, or `wgmma.fence` is missing.
     WgmmaRegister,
+    /// Tensor memory used behind a synchronization of threads without the `tcgen05.fence` that the manual asks for.
+    TensorFence,
+    /// Tensor memory that is not allocated, that the warp cannot reach, or that is freed or kept against the rules.
+    TensorMemory,
     /// A tensor map was changed while in use, or used without the fence that orders its change.
     TensorMap,
     /// More arrivals than a phase of an mbarrier expects.
@@ -74,7 +78,7 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [FaultKind; 20] = [
+    pub const ALL: [FaultKind; 22] = [
         FaultKind::Launch,
         FaultKind::OutOfBounds,
         FaultKind::Misaligned,
@@ -82,6 +86,8 @@ impl FaultKind {
         FaultKind::Race,
         FaultKind::ProxyOrder,
         FaultKind::WgmmaRegister,
+        FaultKind::TensorFence,
+        FaultKind::TensorMemory,
         FaultKind::TensorMap,
         FaultKind::OverArrival,
         FaultKind::TransactionCount,
@@ -113,6 +119,8 @@ impl FaultKind {
                 | Race
                 | ProxyOrder
                 | WgmmaRegister
+                | TensorFence
+                | TensorMemory
                 | TensorMap
                 | BarrierInit
                 | PeerExited
