@@ -66,6 +66,10 @@ pub enum FaultKind {
     BadOperand,
     /// `trap`
     Trap,
+    /// A loop that nothing ends.
+    EndlessLoop,
+    /// More memory than [`crate::Options::memory_limit`].
+    MemoryLimit,
     /// More instructions than [`crate::Options::instruction_limit`].
     InstructionLimit,
     /// The run was asked to end: [`crate::Machine::interrupt`].
@@ -74,7 +78,7 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [FaultKind; 20] = [
+    pub const ALL: [FaultKind; 22] = [
         FaultKind::Launch,
         FaultKind::OutOfBounds,
         FaultKind::Misaligned,
@@ -93,6 +97,8 @@ impl FaultKind {
         FaultKind::Divergence,
         FaultKind::BadOperand,
         FaultKind::Trap,
+        FaultKind::EndlessLoop,
+        FaultKind::MemoryLimit,
         FaultKind::InstructionLimit,
         FaultKind::Interrupted,
     ];

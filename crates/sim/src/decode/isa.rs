@@ -5,6 +5,7 @@
 
 use super::atomic::AtomicOp;
 use super::barrier::BarrierOp;
+use super::clc::ClcOp;
 use super::collective::CollectiveOp;
 use super::control::ControlOp;
 use super::copy::CopyOp;
@@ -97,6 +98,7 @@ operands! {
         Wgmma(WgmmaOp),
         Matrix(MatrixOp),
         Wmma(WmmaOp),
+        Clc(ClcOp),
     }
 }
 

@@ -34,6 +34,7 @@ impl Cx<'_> {
     /// The mbarrier at an address, known to be initialized before this use; `by_copy` for copies that
     /// will report to it.
     pub(crate) fn mbar(&mut self, warp: u32, cta: usize, at: u32, by_copy: bool) -> Result<&mut Mbar, Fault> {
+        let by = (warp, self.at.1);
         let index = self.cluster.ctas[cta].index;
         let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else {
             return Err(Fault::new(
@@ -43,24 +44,29 @@ impl Cx<'_> {
         };
         if let Some(h) = &self.cluster.hazards {
             let agent = Hazards::agent(m.init_warp, Unit::MbarInit);
-            let problem = if !h.has_seen(warp, agent, m.init_tick) {
-                Some("is used with nothing that orders this after its initialization")
-            } else if by_copy && !m.fenced {
-                Some(
-                    "is used by a copy with no fence after its initialization (fence.mbarrier_init or fence.proxy.async)",
-                )
-            } else {
-                None
+            let init = (m.init_warp, m.init_pc);
+            let fault = |problem: &'static str| {
+                move |cx: &Self| {
+                    let message = format!("{} of CTA {index} {problem}", cx.mbar_name(at));
+                    let mut fault = Fault::new(FaultKind::BarrierInit, message);
+                    fault.other = Some(Box::new(cx.place(init.0, init.1)));
+                    fault.notes.push(cx.mbar_state(cta, at));
+                    fault
+                }
             };
-            if let Some(problem) = problem {
-                let (w, pc) = (m.init_warp, m.init_pc);
-                let mut fault = Fault::new(
-                    FaultKind::BarrierInit,
-                    format!("{} of CTA {index} {problem}", self.mbar_name(at)),
+            if !h.has_seen(warp, agent, m.init_tick) {
+                let problem = "is used with nothing that orders this after its initialization";
+                self.hazard(FaultKind::BarrierInit, by, Some(init.1), fault(problem))?;
+            } else if by_copy && !m.fenced {
+                let fault = fault(
+                    "is used by a copy with no fence after its initialization (fence.mbarrier_init or fence.proxy.async)",
                 );
-                fault.other = Some(Box::new(self.place(w, pc)));
-                fault.notes.push(self.mbar_state(cta, at));
-                return Err(fault);
+                // A thread's copies find the mbarriers of its own CTA as they are; others may not.
+                if warp as usize / self.cluster.warps_per_cta == cta {
+                    self.remark(FaultKind::BarrierInit, by, Some(init.1), fault)?;
+                } else {
+                    self.hazard(FaultKind::BarrierInit, by, Some(init.1), fault)?;
+                }
             }
         }
         match self.cluster.ctas[cta].mbars.get_mut(&at) {

@@ -21,6 +21,7 @@
 //! schedule, also one where the copy happens to be early.
 
 mod global;
+mod maps;
 mod order;
 mod predecessor;
 mod scope;
@@ -28,6 +29,7 @@ mod shadow;
 mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
+pub(crate) use maps::MapMissing;
 pub(crate) use predecessor::{Footprint, Overlap};
 pub(crate) use scope::{ByScope, Released, Scope, Seat};
 pub(crate) use shadow::{Conflict, Missing};
@@ -133,6 +135,11 @@ pub(crate) struct Hazards {
 }
 
 impl Hazards {
+    /// Bytes that it takes, about.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shadow.bytes() + self.locations.len() as u64 * 128
+    }
+
     pub(crate) fn new(cluster: u32, warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
         let clock = |w: u32| {
             let mut class = Class { lanes: u32::MAX, agent: w * UNITS, ..Class::default() };

@@ -244,6 +244,15 @@ impl Hazards {
         }
     }
 
+    /// A release of tensor maps by the selected lanes: what they know of is behind it.
+    pub(crate) fn fence_maps(&mut self, warp: u32) {
+        for c in self.selected(warp) {
+            join(&mut c.now.mapped, &c.now.seen);
+            c.now.others.values_mut().for_each(|ticks| join(&mut ticks.mapped, &ticks.seen));
+            c.bump();
+        }
+    }
+
     pub(crate) fn fence_mbarrier_init(&mut self, warp: u32) {
         let agent = Self::agent(warp, Unit::MbarInit);
         for c in self.selected(warp) {

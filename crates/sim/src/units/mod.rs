@@ -5,6 +5,7 @@ pub(crate) mod copy;
 pub(crate) mod integer_core;
 pub(crate) mod mbarrier;
 pub(crate) mod mma;
+pub(crate) mod tcgen05;
 pub(crate) mod tensor_core;
 pub(crate) mod tensormap;
 pub(crate) mod tma;

@@ -3,9 +3,12 @@
 mod arithmetic;
 mod asynchronous;
 mod broken;
+mod clc;
 mod common;
+mod convergence;
 mod conversions;
 mod dependents;
+mod findings;
 mod fuzz;
 mod gemm;
 mod global_races;
@@ -21,3 +24,5 @@ mod robust;
 mod scopes;
 mod stochastic;
 mod tensor;
+mod tensor_maps;
+mod tma;

@@ -8,6 +8,7 @@ mod attention;
 mod dense;
 mod epilogue;
 mod forms;
+mod hardware;
 mod hyper_connection;
 mod k_grouped;
 mod kernels;
@@ -258,7 +259,7 @@ impl Check {
 }
 
 /// The suite, in its order.
-const CHECKS: [fn() -> Vec<Check>; 15] = [
+const CHECKS: [fn() -> Vec<Check>; 16] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -274,6 +275,7 @@ const CHECKS: [fn() -> Vec<Check>; 15] = [
     attention::checks,
     hyper_connection::checks,
     runtime::checks,
+    hardware::checks,
 ];
 /// Checks that compare a GPU with the simulator.
 const COMPARISONS: [fn() -> Vec<Check>; 3] =

@@ -11,6 +11,7 @@
 //! has 8 significant bits, so scaling it by a power of two is exact) and the wide path in `f64`. Columns
 //! are processed eight at a time in fixed-size arrays, which compilers vectorize.
 
+pub(crate) mod fused;
 mod input;
 
 use crate::arith::minifloat::{self, Round, power};

@@ -1,0 +1,3 @@
+//! The tensor core of Blackwell.
+
+pub(crate) mod descriptor;
