@@ -204,7 +204,7 @@ fn barriers(setup: &Setup) -> Result<String, Failure> {
         let wrong = words(&out).enumerate().position(|(i, sum)| {
             let (cta, thread) = (i / THREADS as usize, i % THREADS as usize);
             let word = |round: usize| numbers[(cta * ROUNDS + round) % pieces * PIECE / 4 + thread];
-            sum != (0..ROUNDS).fold(0, |sum, round| sum.wrapping_add(word(round)))
+            sum != (0..ROUNDS).fold(0u32, |sum, round| sum.wrapping_add(word(round)))
         });
         ensure(wrong.is_none(), || format!("launch {launch}: sum {} is wrong", wrong.unwrap_or(0)))?;
     }
