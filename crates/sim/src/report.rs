@@ -35,6 +35,8 @@ pub enum TraceUnit {
     Warp,
     /// A `wgmma` from its issue to its completion.
     Wgmma,
+    /// A `tcgen05.mma`, `cp`, `shift` or `commit` from its issue to its completion.
+    Tcgen05,
     /// A bulk or tensor copy into shared memory, from its issue to its completion.
     Load,
     /// A bulk or tensor copy out of shared memory.

@@ -235,6 +235,7 @@ impl Grid<'_> {
                 written: Written::new(g.shared as usize),
                 bars: vec![NamedBarrier { votes: (false, true, 0), ..NamedBarrier::default() }; 16],
                 mbars: Default::default(),
+                tensor: None,
                 live_warps: warps_per_cta,
                 live_threads: threads,
                 registers: (registers_at_first(threads), 0),
@@ -279,6 +280,7 @@ impl Grid<'_> {
             warps_per_cta: warps_per_cta as usize,
             barrier: ClusterBarrier::default(),
             pending: Vec::new(),
+            tensor_work: Default::default(),
             hazards,
             scratch: Default::default(),
         }
@@ -371,14 +373,17 @@ impl Grid<'_> {
             (0..cluster.warps.len()).filter(|w| !cluster.warps[*w].wgmma.queue.is_empty()).collect();
         let cx = self.cx(cluster);
         let copies: Vec<usize> = (0..cx.cluster.pending.len()).filter(|i| cx.performable(*i)).collect();
-        if busy.is_empty() && copies.is_empty() {
+        let tensor: Vec<usize> = cx.cluster.tensor_work.next().collect();
+        if busy.is_empty() && copies.is_empty() && tensor.is_empty() {
             return Ok(false);
         }
         // As late as possible: what writes shared memory comes before what still reads it.
         let load = copies.iter().rposition(|i| !matches!(cluster.pending[*i].kind, Kind::Store { .. }));
         let choice = match self.options.policy {
-            Policy::Random => self.rng.below(busy.len() + copies.len()),
+            Policy::Random => self.rng.below(busy.len() + copies.len() + tensor.len()),
             _ if load.is_some() => busy.len() + load.unwrap_or(0),
+            // The newest that nothing holds back: a commit before the work of other threads.
+            _ if !tensor.is_empty() => busy.len() + copies.len() + tensor.len() - 1,
             _ if !busy.is_empty() => busy.len() - 1,
             _ => busy.len() + copies.len() - 1,
         };
@@ -388,8 +393,10 @@ impl Grid<'_> {
             let result = self.cx(cluster).wgmma_execute(&mut warp);
             cluster.warps[w] = warp;
             result?;
-        } else {
+        } else if choice < busy.len() + copies.len() {
             self.cx(cluster).perform(copies[choice - busy.len()])?;
+        } else {
+            self.cx(cluster).perform_work(tensor[choice - busy.len() - copies.len()])?;
         }
         Ok(true)
     }
@@ -398,6 +405,9 @@ impl Grid<'_> {
     fn flush(&mut self, cluster: &mut Cluster) -> Result<(), Fault> {
         while !cluster.pending.is_empty() {
             self.cx(cluster).perform(0)?;
+        }
+        while let Some(next) = cluster.tensor_work.first() {
+            self.cx(cluster).perform_work(next)?;
         }
         Ok(())
     }
@@ -455,6 +465,7 @@ fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
         Some(Wait::Wgmma(_)) => "the tensor core".into(),
         Some(Wait::Copies(..)) => "copies".into(),
         Some(Wait::Registers(need)) => format!("{need} registers"),
+        Some(Wait::TensorColumns(columns, _)) => format!("{columns} columns of tensor memory"),
     }
 }
 
@@ -518,6 +529,14 @@ fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, why:
         Some(Wait::Registers(need)) => {
             let free = cx.cluster.ctas[warp.env.rank as usize].registers.1;
             format!("waits for {need} registers: {free} have been given back")
+        }
+        Some(Wait::TensorColumns(columns, pair)) => {
+            let missing = cx.columns_missing(warp, *columns, *pair);
+            if why.kind.is_none() {
+                let text = format!("nothing can run: tcgen05.alloc of {columns} columns waits, as {missing}");
+                why.kind = Some((FaultKind::Deadlock, text));
+            }
+            format!("waits for {columns} columns of tensor memory: {missing}")
         }
     }
 }

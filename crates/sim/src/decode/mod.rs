@@ -28,6 +28,7 @@ pub(crate) mod scalar;
 mod signatures;
 pub(crate) mod special;
 pub(crate) mod target;
+pub(crate) mod tcgen05;
 pub(crate) mod tensormap;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;
@@ -169,6 +170,8 @@ pub(crate) struct Linker<'a> {
     local_bytes: u32,
     /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
     scoped: bool,
+    /// Whether `tcgen05` instructions of this function are for a pair of CTAs, once one has said so.
+    cta_pair: Option<bool>,
     shared: HashMap<String, u32>,
     signatures: HashMap<String, Signature>,
     scopes: Vec<Scope>,
@@ -205,6 +208,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         register_bits: Vec::new(),
         local_bytes: 0,
         scoped: false,
+        cta_pair: None,
         shared: HashMap::new(),
         signatures: HashMap::new(),
         scopes: Vec::new(),
@@ -350,6 +354,7 @@ impl<'a> Linker<'a> {
     ) -> Result<()> {
         let body = f.body.as_deref().unwrap_or_default();
         self.scopes.clear();
+        self.cta_pair = None;
         let mut root = Scope::default();
         for p in entry_params {
             if root.symbols.insert(p.name.clone(), Symbol::EntryParam(p.offset)).is_some() {

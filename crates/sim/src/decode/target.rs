@@ -54,7 +54,7 @@ impl fmt::Display for On {
 /// GPUs with tensor memory; sm_110 is a later name of sm_101.
 const TENSOR_MEMORY: &[On] = &[Family(100), Family(101)];
 /// All Blackwell GPUs.
-const BLACKWELL: &[On] = &[Family(100), Family(101), Family(120)];
+pub(super) const BLACKWELL: &[On] = &[Family(100), Family(101), Family(120)];
 /// Hopper, and all Blackwell GPUs.
 const SPECIFIC: &[On] = &[Only(90), Family(100), Family(101), Family(120)];
 /// Each GPU with tensor memory by its own name.

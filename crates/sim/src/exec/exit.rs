@@ -13,9 +13,10 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
     cx.cluster.ctas[warp.env.rank as usize].left = (warp.index, pc);
     let rank = warp.env.rank as usize;
     let at = (warp.index, pc);
+    let index = warp.index;
     let in_flight = |message: &str, other: u32, cx: &Cx<'_>| {
         let mut fault = Fault::new(FaultKind::WorkInFlight, message);
-        fault.other = Some(Box::new(cx.place(warp.index, other)));
+        fault.other = Some(Box::new(cx.place(index, other)));
         fault
     };
     if cx.options.hazards {
@@ -54,6 +55,14 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
     }
     while !warp.wgmma.queue.is_empty() {
         cx.wgmma_execute(warp)?;
+    }
+    let open = cx.cluster.hazards.as_ref().and_then(|h| h.tensor_moves_open(warp.index));
+    if let Some((issued, store)) = open {
+        cx.hazard(FaultKind::WorkInFlight, at, Some(issued), |cx| {
+            let what = if store { "st" } else { "ld" };
+            let message = format!("a warp exits without waiting for its tcgen05.{what} (tcgen05.wait::{what})");
+            in_flight(&message, issued, cx)
+        })?;
     }
     if let Some(h) = &mut cx.cluster.hazards {
         h.exit_warp(warp.index, rank);
@@ -119,8 +128,49 @@ fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
             f
         })?;
     }
+    exit_tensor(cx, rank)?;
     check_peers(cx, rank)?;
     cx.cluster.ctas[rank].exited = true;
+    Ok(())
+}
+
+/// Work of the tensor core is over, and tensor memory is given back.
+fn exit_tensor(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
+    let index = cx.cluster.ctas[rank].index;
+    let in_flight = cx.cluster.tensor_work.of_cta(rank).map(|i| &cx.cluster.tensor_work.work[i]);
+    let in_flight = in_flight.filter(|_| cx.options.hazards).map(|w| (w.warp, w.pc));
+    let unfinished = cx.cluster.hazards.as_ref().and_then(|h| h.tensor_unfinished(rank));
+    if let Some(at) = in_flight.or(unfinished) {
+        cx.hazard(FaultKind::WorkInFlight, at, None, |cx| {
+            let message = format!(
+                "CTA {index} exits and none of its warps has waited for this work of the tensor core"
+            );
+            let mut fault = Fault::new(FaultKind::WorkInFlight, message);
+            fault.other = Some(Box::new(cx.exit_place(rank)));
+            fault.notes = cx.barrier_notes(rank);
+            fault
+        })?;
+    }
+    while cx.cluster.tensor_work.of_cta(rank).is_some()
+        && let Some(next) = cx.cluster.tensor_work.first()
+    {
+        cx.perform_work(next)?;
+    }
+    let kept = cx.cluster.ctas[rank].tensor.as_ref().and_then(|t| t.allocations.first().copied());
+    if let Some(a) = kept.filter(|_| cx.options.hazards) {
+        cx.hazard(FaultKind::TensorMemory, a.by, None, |cx| {
+            let last = a.column + a.columns - 1;
+            let mut fault = Fault::new(
+                FaultKind::TensorMemory,
+                format!(
+                    "CTA {index} exits with columns {} to {last} of tensor memory allocated: they are never freed",
+                    a.column
+                ),
+            );
+            fault.other = Some(Box::new(cx.exit_place(rank)));
+            fault
+        })?;
+    }
     Ok(())
 }
 

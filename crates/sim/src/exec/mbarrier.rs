@@ -14,6 +14,7 @@ use crate::lanes::lanes;
 use crate::text::ast::Space;
 use crate::units::copy::{Kind, Pending};
 use crate::units::mbarrier::{MAX_COUNT, Mbar, MbarError, Passed};
+use crate::units::tcgen05::queue::Done;
 
 fn locate(warp: &Warp, cx: &Cx<'_>, addr: &Addr, space: Space, lane: usize) -> Result<(usize, u32), Fault> {
     let a = address(warp, addr, space, lane);
@@ -145,6 +146,35 @@ impl Cx<'_> {
         m.arriving.join(view);
         match m.arrive(1, false).and_then(|()| m.settle()) {
             Ok(_) => m.last = by,
+            Err(e) => return Err(self.mbar_error(cta, at, e)),
+        }
+        Ok(())
+    }
+
+    /// The arrival of a `tcgen05.commit` whose work is complete.
+    pub(crate) fn mbar_arrive_committed(
+        &mut self,
+        (warp, pc): (u32, u32),
+        (cta, at): (usize, u32),
+        done: &Done,
+    ) -> Result<(), Fault> {
+        let remote = warp as usize / self.cluster.warps_per_cta != cta;
+        let Some(m) = self.cluster.ctas[cta].mbars.get_mut(&at) else {
+            return Err(Fault::new(
+                FaultKind::BarrierInit,
+                format!("{} is gone while a commit that arrives at it is on its way", self.mbar_name(at)),
+            ));
+        };
+        // That the work is over is known to all who wait, however far they are.
+        done.ticks.iter().for_each(|(agent, tick)| m.arriving.raise(*agent, *tick));
+        let known = if remote { &mut m.arriving_far } else { &mut m.arriving };
+        known.join(&done.view);
+        if remote && let Some((agent, tick)) = done.ticks.first() {
+            m.remote.retain(|r| r.0 != *agent);
+            m.remote.push((*agent, *tick, warp, pc));
+        }
+        match m.arrive(1, false).and_then(|()| m.settle()) {
+            Ok(_) => m.last = (warp, pc),
             Err(e) => return Err(self.mbar_error(cta, at, e)),
         }
         Ok(())

@@ -22,8 +22,9 @@ mod mbarrier;
 mod memory;
 mod print;
 mod scalar;
+mod tcgen05;
 mod tensor_copy;
-mod tensormap;
+pub(crate) mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
 mod wmma;
@@ -158,6 +159,7 @@ pub(crate) fn ready(warp: &Warp, group: &Group, wait: &Wait, cx: &Cx<'_>) -> boo
         Wait::Mbar(list) => list.iter().any(|w| cx.mbar_ready(w)),
         Wait::Wgmma(groups) => cx.wgmma_ready(warp, *groups),
         Wait::Copies(ids, read) => cx.copies_done(ids, *read),
+        Wait::TensorColumns(..) => cx.columns_granted(warp),
         Wait::Registers(need) => cx.cluster.ctas[warp.env.rank as usize].registers.1 >= *need,
     }
 }
@@ -324,6 +326,7 @@ fn execute(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Next, Fault> {
         Op::Wgmma(op) => wgmma::execute(warp, cx, op, at),
         Op::Matrix(op) => matrix::execute(warp, cx, op, at),
         Op::Wmma(op) => wmma::execute(warp, cx, op, at),
+        Op::Tcgen05(op) => tcgen05::execute(warp, cx, op, at),
         Op::Clc(op) => clc::execute(warp, cx, op, at),
     }
 }

@@ -33,6 +33,8 @@ pub(crate) enum Wait {
     Copies(Vec<u64>, bool),
     /// This many registers to be released.
     Registers(u32),
+    /// An allocation of this many columns of tensor memory, for a pair of CTAs or one.
+    TensorColumns(u32, bool),
 }
 
 /// One phase that a lane waits for.

@@ -26,6 +26,7 @@ mod order;
 mod predecessor;
 mod scope;
 mod shadow;
+mod tensor;
 mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
@@ -33,6 +34,7 @@ pub(crate) use maps::MapMissing;
 pub(crate) use predecessor::{Footprint, Overlap};
 pub(crate) use scope::{ByScope, Released, Scope, Seat};
 pub(crate) use shadow::{Conflict, Missing};
+pub(crate) use tensor::{Pipe, TensorAccess, TensorConflict, TensorMissing};
 pub(crate) use view::View;
 
 use crate::lanes::LANES;
@@ -57,6 +59,8 @@ const UNITS: u32 = 6;
 pub(crate) enum Proxy {
     Generic,
     Async,
+    /// Ordered with both: the address that `tcgen05.alloc` writes.
+    Any,
 }
 
 /// One access, as the shadow memory records it.
@@ -94,6 +98,8 @@ struct Class {
     /// What barriers of any strength have waited for: enough to know that a peer is past an access, not
     /// that its writes are visible.
     passed: View,
+    /// What the class had seen at its last `tcgen05.fence::after_thread_sync`.
+    ordered: Vec<u32>,
 }
 
 impl Class {
@@ -132,6 +138,8 @@ pub(crate) struct Hazards {
     locations: std::collections::HashMap<u64, Released>,
     /// Per CTA: the views of its warps at their exits.
     exits: Vec<View>,
+    /// Who touched tensor memory, once somebody has.
+    tensor: Option<Box<tensor::TensorShadow>>,
 }
 
 impl Hazards {
@@ -158,6 +166,7 @@ impl Hazards {
             agents: warps as u32 * UNITS + 1,
             locations: Default::default(),
             exits: vec![View::default(); ctas],
+            tensor: None,
         }
     }
 

@@ -66,6 +66,7 @@ impl Hazards {
                     t.released.join(&c.released);
                     t.observed.join(&c.observed);
                     t.passed.join(&c.passed);
+                    super::view::join(&mut t.ordered, &c.ordered);
                     t.copied = t.copied.min(c.copied);
                     clock.spare.push((c.agent, c.tick));
                 }
