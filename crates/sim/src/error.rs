@@ -70,6 +70,10 @@ pub enum FaultKind {
     BadOperand,
     /// `trap`
     Trap,
+    /// A loop that nothing ends.
+    EndlessLoop,
+    /// More memory than [`crate::Options::memory_limit`].
+    MemoryLimit,
     /// More instructions than [`crate::Options::instruction_limit`].
     InstructionLimit,
     /// The run was asked to end: [`crate::Machine::interrupt`].
@@ -99,6 +103,8 @@ impl FaultKind {
         FaultKind::Divergence,
         FaultKind::BadOperand,
         FaultKind::Trap,
+        FaultKind::EndlessLoop,
+        FaultKind::MemoryLimit,
         FaultKind::InstructionLimit,
         FaultKind::Interrupted,
     ];

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most instructions of a module's entries together, each with the functions that it calls.
-const MAX_INSTRUCTIONS: usize = 1 << 22;
+const MAX_INSTRUCTIONS: usize = 1 << 21;
 /// Address space of the variables of one module.
 const MODULE_BYTES: u64 = 1 << 26;
 

@@ -1,5 +1,7 @@
 //! Grid scheduler: which clusters are resident, which warp runs, and when asynchronous work happens.
 
+mod loops;
+
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
 use crate::exec::clc::{self, Waiting};
@@ -12,7 +14,7 @@ use crate::exec::{self, WarpStatus};
 use crate::hazard::{Footprint, GlobalShadow, Hazards};
 use crate::memory::{Memory, Written};
 use crate::options::{Options, Policy};
-use crate::report::{Report, TraceUnit};
+use crate::report::{Report, TraceEvent, TraceUnit};
 use crate::rng::Rng;
 use crate::units::copy::Kind;
 use oxigemm_threads::Interrupt;
@@ -28,11 +30,14 @@ pub(crate) struct Geometry {
     /// Bytes of shared memory of a CTA, static and dynamic.
     pub(crate) shared: u32,
     pub(crate) dynamic: u32,
+    /// Bytes that the run takes at its largest, without what hazards are found by.
+    pub(crate) bytes: u64,
 }
 
-/// Polls per live warp without anything else happening after which a grid counts as stuck, and
-/// instructions for a kernel that polls with plain loads.
+/// Polls per live warp without anything else happening after which a grid counts as stuck.
 const STUCK_AFTER_POLLS: u64 = 5_000;
+/// Instructions for a kernel that polls with plain loads, or counts: per live warp, and at most.
+const STUCK_AFTER_EACH: u64 = 20_000_000;
 const STUCK_AFTER: u64 = 200_000_000;
 /// Rounds over the warps of one cluster before another cluster runs.
 const ROUNDS: usize = 64;
@@ -53,6 +58,7 @@ struct Grid<'a> {
     predecessor: Option<&'a Footprint>,
     interrupt: &'a Interrupt,
     waiting: Waiting,
+    output: String,
 }
 
 pub(crate) fn run_grid(
@@ -63,7 +69,7 @@ pub(crate) fn run_grid(
     options: &Options,
     predecessor: Option<&Footprint>,
     interrupt: &Interrupt,
-) -> (Result<Report, Fault>, Footprint) {
+) -> (Result<Report, Fault>, Footprint, String) {
     let rng = Rng::new(options.seed);
     let mut grid = Grid {
         kernel,
@@ -81,6 +87,7 @@ pub(crate) fn run_grid(
         predecessor,
         interrupt,
         waiting: Waiting::new(Vec::new(), geometry.grid, geometry.cluster),
+        output: String::new(),
     };
     let outcome = grid.run();
     let footprint = grid.global.footprint(&kernel.name, predecessor);
@@ -100,7 +107,7 @@ pub(crate) fn run_grid(
         }
         outcome => outcome,
     };
-    (outcome.map(|()| grid.report), footprint)
+    (outcome.map(|()| grid.report), footprint, grid.output)
 }
 
 impl Grid<'_> {
@@ -120,6 +127,7 @@ impl Grid<'_> {
         let mut live: Vec<Cluster> = Vec::new();
         let mut stalls = 0;
         let mut last_progress = (0, 0);
+        let mut look_after = loops::LOOK_AFTER;
         loop {
             while live.len() < resident
                 && let Some(index) = self.waiting.next()
@@ -129,6 +137,7 @@ impl Grid<'_> {
             if live.is_empty() {
                 return Ok(());
             }
+            self.expect_room(&live)?;
             let before = (self.progress, self.report.instructions);
             let mut i = 0;
             while i < live.len() {
@@ -144,11 +153,29 @@ impl Grid<'_> {
             if self.progress != before.0 {
                 stalls = 0;
                 last_progress = (self.polls, self.report.instructions);
+                look_after = loops::LOOK_AFTER;
                 continue;
             }
             let warps = live.iter().map(|c| c.warps.len() as u64).sum::<u64>();
-            let stuck = self.polls - last_progress.0 > STUCK_AFTER_POLLS * warps
-                || self.report.instructions - last_progress.1 > STUCK_AFTER;
+            let idle = self.report.instructions - last_progress.1;
+            if idle > look_after && self.polls == last_progress.0 {
+                look_after = idle * 2;
+                if let Some(fault) = self.endless(&mut live)? {
+                    return Err(fault);
+                }
+            }
+            let most = self.options.idle_limit.unwrap_or((STUCK_AFTER_EACH * warps).min(STUCK_AFTER));
+            if idle > most && self.polls == last_progress.0 {
+                let mut fault = self.deadlock(&mut live);
+                if fault.kind == FaultKind::Deadlock {
+                    fault.kind = FaultKind::EndlessLoop;
+                    fault.message = format!(
+                        "{idle} instructions without a store, an atomic or an arrival: a loop never ends"
+                    );
+                }
+                return Err(fault);
+            }
+            let stuck = self.polls - last_progress.0 > STUCK_AFTER_POLLS * warps || idle > STUCK_AFTER;
             if self.report.instructions == before.1 || stuck {
                 stalls += 1;
                 // A blocking wait may give up; only when that changes nothing is it a deadlock.
@@ -171,6 +198,22 @@ impl Grid<'_> {
                 ));
             }
         }
+    }
+
+    /// Refuses to go on where shadows, or the timeline, have outgrown the memory.
+    fn expect_room(&self, live: &[Cluster]) -> Result<(), Fault> {
+        let Some(limit) = self.options.memory_limit else { return Ok(()) };
+        let hazards =
+            live.iter().filter_map(|cluster| cluster.hazards.as_ref()).map(|h| h.bytes()).sum::<u64>();
+        let trace = self.report.trace.len() as u64 * 2 * size_of::<TraceEvent>() as u64;
+        let all = self.geometry.bytes + hazards + self.global.bytes() + trace;
+        if all <= limit {
+            return Ok(());
+        }
+        let message = format!("the run takes {all} bytes by now, more than the {limit} that it has");
+        let note =
+            format!("hazards are found by {}, the timeline has {trace}", hazards + self.global.bytes());
+        Err(Fault::new(FaultKind::MemoryLimit, message).note(note))
     }
 
     fn start(&mut self, index: u32) -> Cluster {
@@ -260,6 +303,7 @@ impl Grid<'_> {
             global: &mut self.global,
             predecessor: self.predecessor,
             waiting: &mut self.waiting,
+            output: &mut self.output,
         }
     }
 

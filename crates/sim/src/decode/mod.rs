@@ -44,8 +44,8 @@ use operands::Roles;
 use reach::{collect_names, definitions, reachable};
 use std::collections::{HashMap, HashSet};
 
-/// Functions of the device runtime that a module may declare and call without defining them: `printf` does
-/// nothing, the others stop the kernel.
+/// Functions of the device runtime that a module may declare and call without defining them: `vprintf` prints, the
+/// others stop the kernel.
 pub(crate) const RUNTIME: [&str; 3] = ["vprintf", "__assertfail", "abort"];
 
 /// Where the shared window of a CTA starts: the hardware keeps the first kilobyte for itself.

@@ -37,6 +37,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) predecessor: Option<&'a Footprint>,
     /// Clusters that have not begun.
     pub(crate) waiting: &'a mut Waiting,
+    /// What the kernel prints.
+    pub(crate) output: &'a mut String,
 }
 
 impl Cx<'_> {

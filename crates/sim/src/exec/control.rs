@@ -23,6 +23,11 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
         ControlOp::Exit => Ok(leave(warp, cx, at, true)),
         ControlOp::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
         ControlOp::Nop => Ok(Next::Step),
+        ControlOp::Print(call) => {
+            *cx.progress += 1;
+            super::print::print(warp, cx, call, at)?;
+            Ok(Next::Step)
+        }
         ControlOp::Yield => {
             *cx.polls += 1;
             Ok(Next::Yield)

@@ -20,6 +20,7 @@ mod in_flight;
 mod matrix;
 mod mbarrier;
 mod memory;
+mod print;
 mod scalar;
 mod tcgen05;
 mod tensor_copy;

@@ -85,6 +85,13 @@ impl GlobalShadow {
         GlobalShadow { scoped: scoped.then(HashMap::new), ..GlobalShadow::default() }
     }
 
+    /// Bytes that it takes, about.
+    pub(crate) fn bytes(&self) -> u64 {
+        let pages = self.pages.len() as u64 * PAGE * size_of::<Word>() as u64;
+        let released = self.scoped.as_ref().map_or(0, HashMap::len) + self.locations.len();
+        pages + (self.events.capacity() * size_of::<GlobalEvent>()) as u64 + released as u64 * 128
+    }
+
     /// What the grid has touched, for the kernel that follows it; with what those before it have, where the next may
     /// start before they have ended.
     pub(crate) fn footprint(&self, kernel: &str, before: Option<&Footprint>) -> Footprint {

@@ -143,6 +143,11 @@ pub(crate) struct Hazards {
 }
 
 impl Hazards {
+    /// Bytes that it takes, about.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shadow.bytes() + self.locations.len() as u64 * 128
+    }
+
     pub(crate) fn new(cluster: u32, warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
         let clock = |w: u32| {
             let mut class = Class { lanes: u32::MAX, agent: w * UNITS, ..Class::default() };

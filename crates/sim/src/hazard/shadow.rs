@@ -73,6 +73,13 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
+    /// Bytes that it takes, about.
+    pub(super) fn bytes(&self) -> u64 {
+        let cells: usize = self.cells.iter().map(|cells| cells.len() * size_of::<Cell>()).sum();
+        let sets: usize = self.sets.iter().map(|set| 24 + set.capacity() * 4).sum();
+        (cells + sets + self.events.capacity() * size_of::<Recorded>()) as u64
+    }
+
     pub(super) fn new(ctas: usize, base: u32, bytes: u32) -> Shadow {
         let event = Event { agent: 0, tick: 0, proxy: Proxy::Generic, strong: None, warp: 0, pc: 0 };
         Shadow {
