@@ -107,6 +107,7 @@ mod options;
 mod report;
 mod rng;
 mod schedule;
+mod target;
 mod text;
 mod units;
 
@@ -114,11 +115,11 @@ pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Pos
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
 pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
-pub use mutate::{Mutant, mutants};
+pub use mutate::{Mutant, misvalued, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
-pub use text::target::{Features, Target};
+pub use target::{Features, Target};
 pub use units::tensormap::{
     Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
 };

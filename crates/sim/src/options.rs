@@ -1,6 +1,7 @@
 //! Options of a run: the schedule, and what is looked for and recorded.
 
 use crate::error::FaultKinds;
+use crate::target::Target;
 
 /// When asynchronous work happens, and in which order warps run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub struct Options {
     pub strict: bool,
     /// Whether [`Report::trace`](crate::Report::trace) is recorded.
     pub trace: bool,
+    /// The GPU, which must run the module's target; that of the module where it is `None`.
+    pub gpu: Option<Target>,
     /// CTAs that run at the same time.
     pub resident_ctas: u32,
     /// Warp instructions after which the run is given up.
@@ -49,6 +52,7 @@ impl Default for Options {
             keep_going: false,
             strict: false,
             trace: false,
+            gpu: None,
             resident_ctas: 132,
             instruction_limit: 20_000_000_000,
         }

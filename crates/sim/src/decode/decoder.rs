@@ -48,6 +48,7 @@ impl Decoder<'_, '_> {
         };
         self.check_target()?;
         let op = self.operation()?;
+        self.check_operands()?;
         Ok((op, guard))
     }
 

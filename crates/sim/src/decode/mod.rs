@@ -8,6 +8,7 @@
 
 pub(crate) mod atomic;
 pub(crate) mod barrier;
+mod check;
 pub(crate) mod clc;
 pub(crate) mod collective;
 pub(crate) mod control;
@@ -24,6 +25,7 @@ pub(crate) mod memory;
 pub(crate) mod operands;
 mod reach;
 pub(crate) mod scalar;
+mod signatures;
 pub(crate) mod special;
 pub(crate) mod target;
 pub(crate) mod tcgen05;
@@ -123,6 +125,11 @@ struct Scope {
 }
 
 impl Scope {
+    /// Whether a register or variable of this name is declared so far.
+    fn declares(&self, name: &str) -> bool {
+        self.singles.contains_key(name) || self.symbols.contains_key(name) || self.in_range(name).is_some()
+    }
+
     /// The type of `name` as a member of a range. A prefix may itself end in digits, so every split of the
     /// trailing digits (an index has at most seven) is tried, the longest index first.
     fn in_range(&self, name: &str) -> Option<Ty> {
@@ -350,7 +357,9 @@ impl<'a> Linker<'a> {
         self.cta_pair = None;
         let mut root = Scope::default();
         for p in entry_params {
-            root.symbols.insert(p.name.clone(), Symbol::EntryParam(p.offset));
+            if root.symbols.insert(p.name.clone(), Symbol::EntryParam(p.offset)).is_some() {
+                return fail(f.at, format!("parameter `{}` is declared twice in `{}`", p.name, f.name));
+            }
         }
         let signature = self.signatures[&f.name].clone();
         let formals = f.params.iter().zip(&signature.params).chain(f.returns.iter().zip(&signature.returns));
@@ -362,7 +371,9 @@ impl<'a> Linker<'a> {
                 }
                 _ => continue,
             };
-            root.symbols.insert(name.clone(), symbol);
+            if root.symbols.insert(name.clone(), symbol).is_some() {
+                return fail(f.at, format!("parameter `{name}` is declared twice in `{}`", f.name));
+            }
         }
         self.scopes.push(root);
         self.scan(f, body, code.len() as u32)?;
@@ -371,6 +382,7 @@ impl<'a> Linker<'a> {
         let mut next_scope = 1;
         self.scope = 0;
         let mut loc = None;
+        let mut pair = None;
         for statement in body {
             match statement {
                 Statement::Open => {
@@ -381,6 +393,13 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
+                    if i.opcode[0] == "tcgen05"
+                        && let Some(group) = i.opcode.iter().find(|m| m.starts_with("cta_group::"))
+                        && *pair.get_or_insert(group) != group
+                    {
+                        let message = format!("`{}` has both .cta_group::1 and .cta_group::2", f.name);
+                        return fail(i.at, message);
+                    }
                     let roles = Roles::of(&op);
                     self.scoped |= roles.scope.is_some_and(|scope| scope < crate::hazard::Scope::Gpu);
                     let uses = roles.uses(guard);
@@ -414,19 +433,23 @@ impl<'a> Linker<'a> {
                 }
                 Statement::Close => current = self.scopes[current].parent.unwrap_or(0),
                 Statement::Label(name, at) => {
-                    if self.scopes[current].labels.insert(name.clone(), pc).is_some() {
+                    let scope = &mut self.scopes[current];
+                    if scope.declares(name) || scope.labels.insert(name.clone(), pc).is_some() {
                         return fail(*at, format!("label `{name}` is defined twice in `{}`", f.name));
                     }
                 }
                 Statement::Register { ty, name, count, at } => {
-                    let Some(ty) = Ty::parse(ty) else {
+                    let Some(ty) = Ty::parse(ty).filter(|ty| ty.in_register()) else {
                         return fail(*at, format!("`.{ty}` is not a register type"));
                     };
                     let scope = &mut self.scopes[current];
-                    match count {
-                        Some(n) => scope.ranges.insert(name.clone(), (*n, ty)).map(|_| ()),
-                        None => scope.singles.insert(name.clone(), ty).map(|_| ()),
+                    let twice = match count {
+                        Some(n) => scope.ranges.insert(name.clone(), (*n, ty)).is_some(),
+                        None => scope.declares(name) || scope.singles.insert(name.clone(), ty).is_some(),
                     };
+                    if twice {
+                        return fail(*at, format!("register `{name}` is declared twice in `{}`", f.name));
+                    }
                 }
                 Statement::Variable(v) => {
                     let symbol = match v.space {
@@ -434,6 +457,12 @@ impl<'a> Linker<'a> {
                         Space::Local => Symbol::Local(self.local(v.bytes(), v.align, v.at)?),
                         _ => Symbol::CallParam(self.local(v.bytes(), v.align, v.at)?, v.bytes() as u32),
                     };
+                    if self.scopes[current].declares(&v.name) {
+                        return fail(
+                            v.at,
+                            format!("variable `{}` is declared twice in `{}`", v.name, f.name),
+                        );
+                    }
                     self.scopes[current].symbols.insert(v.name.clone(), symbol);
                 }
                 Statement::BranchTargets(name, targets) => {

@@ -13,9 +13,10 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
     cx.cluster.ctas[warp.env.rank as usize].left = (warp.index, pc);
     let rank = warp.env.rank as usize;
     let at = (warp.index, pc);
+    let index = warp.index;
     let in_flight = |message: &str, other: u32, cx: &Cx<'_>| {
         let mut fault = Fault::new(FaultKind::WorkInFlight, message);
-        fault.other = Some(Box::new(cx.place(warp.index, other)));
+        fault.other = Some(Box::new(cx.place(index, other)));
         fault
     };
     if cx.options.hazards {
@@ -57,13 +58,10 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
     }
     let open = cx.cluster.hazards.as_ref().and_then(|h| h.tensor_moves_open(warp.index));
     if let Some((issued, store)) = open {
-        let what = if store { "st" } else { "ld" };
-        cx.hazard(FaultKind::WorkInFlight, (warp.index, pc), Some(issued), |cx| {
-            let message =
-                format!("a warp exits without waiting for its tcgen05.{what} (tcgen05.wait::{what})");
-            let mut fault = Fault::new(FaultKind::WorkInFlight, message);
-            fault.other = Some(Box::new(cx.place(warp.index, issued)));
-            fault
+        cx.hazard(FaultKind::WorkInFlight, at, Some(issued), |cx| {
+            let what = if store { "st" } else { "ld" };
+            let message = format!("a warp exits without waiting for its tcgen05.{what} (tcgen05.wait::{what})");
+            in_flight(&message, issued, cx)
         })?;
     }
     if let Some(h) = &mut cx.cluster.hazards {

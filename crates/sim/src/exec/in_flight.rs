@@ -178,9 +178,10 @@ impl Cx<'_> {
     fn global_source(&mut self, address: u64, bytes: u32, [left, right]: [u32; 2]) -> Result<Vec<u8>, Fault> {
         let mut data = vec![0; bytes as usize];
         let inner = &mut data[left as usize..(bytes - right) as usize];
-        self.expect_defined(address + u64::from(left), inner.len())?;
+        let address = address + u64::from(left);
+        self.expect_defined(address, inner.len())?;
         let check = self.options.hazards && !self.goes_on(FaultKind::Uninitialized);
-        inner.copy_from_slice(self.memory.load(address + u64::from(left), inner.len(), check)?);
+        inner.copy_from_slice(self.memory.load(address, inner.len(), check)?);
         Ok(data)
     }
 

@@ -23,7 +23,7 @@ mod memory;
 mod scalar;
 mod tcgen05;
 mod tensor_copy;
-mod tensormap;
+pub(crate) mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
 mod wmma;

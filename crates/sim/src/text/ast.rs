@@ -1,7 +1,7 @@
 //! The syntax tree of a PTX module: what the text says, before any name or type is resolved.
 
 use crate::error::Position;
-use crate::text::target::Target;
+use crate::target::Target;
 use std::collections::BTreeMap;
 
 /// A whole PTX module.

@@ -4,5 +4,4 @@ pub(crate) mod ast;
 pub(crate) mod names;
 pub(crate) mod parse;
 pub(crate) mod scan;
-pub(crate) mod target;
 pub(crate) mod types;

@@ -10,5 +10,6 @@ pub(crate) mod tensor_core;
 pub(crate) mod tensor_memory;
 pub(crate) mod tensormap;
 pub(crate) mod tma;
+pub(crate) mod warp_product;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;

@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod asynchronous;
+mod block_scale;
 mod broken;
 mod clc;
 mod common;
@@ -24,6 +25,7 @@ mod robust;
 mod scopes;
 mod stochastic;
 mod tcgen05_copy;
+mod tcgen05_mma;
 mod tcgen05_mma_order;
 mod tcgen05_order;
 mod tensor;
