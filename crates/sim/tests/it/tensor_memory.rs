@@ -277,6 +277,23 @@ fn columns_are_allocated_and_freed_in_turn() {
     run(&body, &[0], FOUR_WARPS);
 }
 
+/// Compilers put a stage of TMA over the word of the address, once all threads have read it.
+#[test]
+fn the_word_of_the_address_is_reused_without_a_proxy_fence() {
+    let reuse = |between: &str| {
+        format!(
+            "{}{between} @p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [s+24], 16; add.u32 r1, s, 24;
+            @p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [s], [inp], 16, [r1];{}{}bar.sync 0;",
+            allocate(32),
+            wait("W", 24, 0),
+            free(32)
+        )
+    };
+    run(&reuse("bar.sync 0;"), &[0; 4], FOUR_WARPS);
+    let (kind, message) = fault(&reuse(""), &[0; 4], FOUR_WARPS);
+    assert_eq!(kind, FaultKind::Race, "{message}");
+}
+
 /// What the allocator refuses: the rest of the kernel, the kind and a part of the message.
 #[test]
 fn wrong_allocations_are_faults() {

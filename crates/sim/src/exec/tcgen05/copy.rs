@@ -89,7 +89,7 @@ pub(super) fn detail(cx: &Cx<'_>, to: TensorAddress, descriptor: u64) -> String 
 
 /// What a shift touches: the 32 lanes of a warp.
 pub(super) fn shift_footprint(at: TensorAddress, ctas: u32) -> Result<Footprint, Fault> {
-    if at.lane % 32 != 0 || at.lane >= TENSOR_LANES {
+    if !at.lane.is_multiple_of(32) || at.lane >= TENSOR_LANES {
         return Err(Fault::new(
             FaultKind::BadOperand,
             format!("a shift begins at lane {}: it takes a multiple of 32 below {TENSOR_LANES}", at.lane),
