@@ -238,7 +238,7 @@ impl Grid<'_> {
                 tensor: None,
                 live_warps: warps_per_cta,
                 live_threads: threads,
-                registers: (registers_at_first(threads), 0),
+                registers: (registers_at_first(threads, self.kernel.max_registers), 0),
                 exited: false,
                 left: (0, 0),
             });
@@ -444,10 +444,12 @@ impl Grid<'_> {
     }
 }
 
-/// The most registers that a thread of a CTA with so many can start with: those of an SM, in multiples of eight.
-fn registers_at_first(threads: u32) -> u32 {
+/// Registers that a thread starts with, in multiples of eight: those that `.maxnreg` names, else the most that a thread
+/// of a CTA with so many can have.
+fn registers_at_first(threads: u32, named: Option<u32>) -> u32 {
     const MOST: u32 = 248;
-    (65_536 / threads.next_multiple_of(32).max(32) / 8 * 8).min(MOST)
+    let fit = 65_536 / threads.next_multiple_of(32).max(32) / 8 * 8;
+    named.map_or(fit.min(MOST), |named| named.min(256).next_multiple_of(8).min(fit))
 }
 
 /// What a warp stopped to wait for, in a few words.

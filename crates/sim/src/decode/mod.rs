@@ -75,6 +75,8 @@ pub(crate) struct Kernel {
     /// Offset of dynamic shared memory.
     pub(crate) dynamic_shared: u32,
     pub(crate) threads: Option<([u32; 3], bool)>,
+    /// `.maxnreg`
+    pub(crate) max_registers: Option<u32>,
     pub(crate) cluster: Option<[u32; 3]>,
     /// Where the entry is declared.
     pub(crate) at: Position,
@@ -257,6 +259,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         static_shared,
         dynamic_shared,
         threads: entry.threads,
+        max_registers: entry.max_registers,
         cluster: entry.cluster,
         at: entry.at,
         files: module.files.clone(),

@@ -37,7 +37,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
             converged(warp, cx, active);
             let next = set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count);
             if matches!(next, Next::Step) {
-                warp.register_changes.push(at.pc);
+                warp.register_changes.push((at.pc, *count));
                 if cx.options.hazards {
                     expect_same_registers(warp, cx)?;
                 }
@@ -238,7 +238,8 @@ fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
     }
 }
 
-/// All warps of a warpgroup execute the same `setmaxnreg`, or none does.
+/// All warps of a warpgroup execute a `setmaxnreg` of the same number, or none does. By the manual it is also the same
+/// instruction; Triton has one for every partition of fewer than four warps.
 pub(super) fn expect_same_registers(warp: &Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
     let first = warp.index - warp.env.warp % 4;
     let end = (first + 4).min(warp.index - warp.env.warp + warp.env.warps);
@@ -246,12 +247,12 @@ pub(super) fn expect_same_registers(warp: &Warp, cx: &mut Cx<'_>) -> Result<(), 
     for peer in (first..end).filter(|i| *i != warp.index) {
         let other = &cx.cluster.warps[peer as usize];
         let theirs = &other.register_changes;
-        let apart = mine.iter().zip(theirs).find(|(a, b)| a != b).map(|(a, b)| (Some(*a), Some(*b)));
+        let apart = mine.iter().zip(theirs).find(|(a, b)| a.1 != b.1).map(|(a, b)| (Some(a.0), Some(b.0)));
         // What one of them has done and another has left without.
         let (done, gone) = (other.done(), warp.done());
         let missed = || match mine.len().cmp(&theirs.len()) {
-            Ordering::Greater if done => Some((Some(mine[theirs.len()]), None)),
-            Ordering::Less if gone => Some((None, Some(theirs[mine.len()]))),
+            Ordering::Greater if done => Some((Some(mine[theirs.len()].0), None)),
+            Ordering::Less if gone => Some((None, Some(theirs[mine.len()].0))),
             _ => None,
         };
         let Some((a, b)) = apart.or_else(missed) else { continue };

@@ -114,8 +114,8 @@ pub(crate) struct Warp {
     pub(crate) bar_red: Option<u64>,
     /// Cluster barrier phases that each lane has arrived in.
     pub(crate) cluster_arrivals: Vec<u32>,
-    /// The `setmaxnreg` that the warp has executed.
-    pub(crate) register_changes: Vec<u32>,
+    /// The `setmaxnreg` that the warp has executed, and their numbers.
+    pub(crate) register_changes: Vec<(u32, u32)>,
     /// The instruction at which the warp has seen that a claim on a cluster failed.
     pub(crate) claim_failed: Option<u32>,
     /// Registers of a thread; none until `setmaxnreg` names a number.

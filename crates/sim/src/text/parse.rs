@@ -379,6 +379,7 @@ impl Parser<'_> {
             params: Vec::new(),
             returns,
             threads: None,
+            max_registers: None,
             cluster: None,
             body: None,
             at,
@@ -401,9 +402,9 @@ impl Parser<'_> {
                             f.threads = Some((threads, d == "reqntid"));
                         }
                         "reqnctapercluster" => f.cluster = Some(self.triple()?),
+                        "maxnreg" => f.max_registers = Some(self.unsigned32()?),
                         "minnctapersm"
                         | "maxnctapersm"
-                        | "maxnreg"
                         | "maxclusterrank"
                         | "abi_preserve"
                         | "abi_preserve_control" => {

@@ -149,9 +149,10 @@ fn setmaxnreg_is_for_a_warpgroup() {
     broken(&some(32), 128, 1, FaultKind::Divergence);
     broken(&some(96), 256, 1, FaultKind::Divergence);
     broken(&some(1), 128, 1, FaultKind::Divergence);
-    // The same number, but not the same instruction.
-    let two = format!("setp.ge.u32 p1, t, 64; @p1 bra E; {change} bra F; E: {change} F:");
-    broken(&two, 128, 1, FaultKind::Divergence);
+    // Two instructions with the same number, as Triton has them, and with two.
+    let two = format!("setp.ge.u32 p1, t, 64; @p1 bra E; {change} bra F; E: {change} F: mov.u32 r1, 1;");
+    correct(&two, 128, 1);
+    broken(&two.replacen("40", "48", 1), 128, 1, FaultKind::Divergence);
     // Not for those who come to the barrier behind it, either.
     let waits = format!("{} bar.sync 0;", some(64));
     broken(&waits, 128, 1, FaultKind::Divergence);

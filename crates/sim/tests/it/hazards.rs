@@ -268,6 +268,23 @@ fn registers_that_nobody_gives_back() {
     correct(&kernel(40), 384, 1);
     let f = broken(&kernel(48), 384, 1, FaultKind::Deadlock);
     assert!(f.notes.iter().any(|n| n.contains("waits for 2048 registers: 1024 have been given back")), "{f}");
+    // What `.maxnreg` names is there at first: 256 of 65536 for each of 256 threads.
+    let most = |directive: &str| {
+        let text = format!(
+            ".version 8.3\n.target sm_90a\n.address_size 64\n.visible .entry k() {directive} {{ setmaxnreg.inc.sync.aligned.u32 256; ret; }}"
+        );
+        let launch = Launch {
+            entry: "k".into(),
+            grid: [1; 3],
+            cluster: None,
+            block: [256, 1, 1],
+            shared_bytes: 0,
+            params: vec![],
+        };
+        Machine::new().run(&Module::parse(&text).unwrap(), &launch, &Options::default())
+    };
+    most(".maxnreg 256").unwrap();
+    assert_eq!(most(".maxnreg 240").unwrap_err().kind, FaultKind::Deadlock);
 }
 
 #[test]
