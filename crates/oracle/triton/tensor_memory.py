@@ -138,6 +138,7 @@ def g_copy(dx, y, N, BM: gl.constexpr, BN: gl.constexpr, LD: gl.constexpr):
     mbarrier.expect(full, dx.nbytes_per_cta)
     tma.async_load(dx, [0, 0], full, x)
     mbarrier.wait(full, 0)
+    mbarrier.invalidate(full)
     t = bw.allocate_tensor_memory(dx.dtype, [BM, BN], bw.TensorMemoryLayout([128, BN], col_stride=1))
     done = mbarrier.allocate_mbarrier()
     mbarrier.init(done, count=1)

@@ -75,7 +75,7 @@ impl Cx<'_> {
         self.global.acquire_map(h, by, identity, Self::map_range(address));
     }
 
-    /// A use of the tensor map at `address` must follow a release by who changed it and an acquire by this warp.
+    /// A use of the tensor map at `address` must follow a release by who changed it and an acquire by this warp or one before it.
     fn check_map_use(&mut self, warp: &Warp, address: u64) -> Result<(), Fault> {
         let (cta, identity) = (self.cta_index(warp.index), self.identity(warp.index));
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
@@ -94,7 +94,7 @@ impl Cx<'_> {
                 MapMissing::Order => "nothing that orders this after its change",
                 MapMissing::Release => "no fence.proxy.tensormap::generic.release after its change",
                 MapMissing::Acquire => {
-                    "no fence.proxy.tensormap::generic.acquire by this warp after the release of its change"
+                    "no fence.proxy.tensormap::generic.acquire between the release of its change and this use"
                 }
             };
             let message = format!("the tensor map at {address:#x} is used with {missing}");

@@ -1,7 +1,9 @@
 //! Tensor maps in global memory: what a thread must know of the writes to one before it uses it.
 //!
 //! A tensor map is read through a proxy of its own. A use must follow every write to its 128 bytes: in order, behind a
-//! release of tensor maps by a thread that knew of the write, and behind an acquire by the warp that uses it.
+//! release of tensor maps by a thread that knew of the write, and behind an acquire by the warp that uses it or by one
+//! that it has synchronized with since: a proxy fence may lie anywhere along the path (Triton has one warp make a map
+//! and acquire it, and another use it behind a barrier).
 
 use super::Hazards;
 use super::global::{GlobalEvent, GlobalShadow, ordered, own_or_other};
@@ -13,15 +15,15 @@ pub(crate) enum MapMissing {
     Order,
     /// The release of tensor maps behind the write.
     Release,
-    /// The acquire by the warp that uses it.
+    /// The acquire by the warp that uses it, or by one before it.
     Acquire,
 }
 
 /// A warp among all of the grid.
 type Identity = (u32, u32);
 
-/// The acquires of a tensor map: by whom, and how many events there were.
-pub(super) type Acquires = Vec<(Identity, u32)>;
+/// The acquires of a tensor map: by whom, how many events there were, and the acquire itself.
+pub(super) type Acquires = Vec<(Identity, u32, GlobalEvent)>;
 
 impl GlobalShadow {
     /// The last writes to a range, each once.
@@ -43,8 +45,11 @@ impl GlobalShadow {
     ) -> Result<(), (GlobalEvent, MapMissing)> {
         let lane = by.lane();
         let class = hazards.class(by.event.warp, lane);
-        let acquires = self.acquires.get(&range.0);
-        let acquired = acquires.and_then(|list| list.iter().find(|a| a.0 == identity)).map_or(0, |a| a.1);
+        let known = |(who, _, at): &&(Identity, u32, GlobalEvent)| {
+            *who == identity || own_or_other(hazards, &class.now, at, |t| &t.seen, |v| &v.seen) >= at.event.tick
+        };
+        let acquires = self.acquires.get(&range.0).into_iter().flatten();
+        let acquired = acquires.filter(known).map(|a| a.1).max().unwrap_or(0);
         for (number, writer, x) in self.writers(range) {
             let missing = if ordered(hazards, class, &x, writer, &by, lane, [true, false]).is_err() {
                 MapMissing::Order
@@ -73,7 +78,7 @@ impl GlobalShadow {
             let events = self.events();
             let list = self.acquires.entry(range.0).or_default();
             list.retain(|a| a.0 != identity);
-            list.push((identity, events));
+            list.push((identity, events, by));
         }
     }
 }

@@ -167,7 +167,7 @@ impl TensorMap {
             Element::U4Padded | Element::U6Padded => 128,
             _ => 1,
         };
-        if self.dims[0] % whole != 0 {
+        if !self.dims[0].is_multiple_of(whole) {
             let d = self.dims[0];
             return Some(format!("the inner dimension of {element:?} is a multiple of {whole}, not {d}"));
         }
