@@ -257,7 +257,10 @@ impl Cx<'_> {
     /// fails.)
     pub(crate) fn expect_defined(&mut self, address: u64, len: usize) -> Result<(), Fault> {
         let kind = FaultKind::Uninitialized;
-        if self.options.hazards && self.goes_on(kind) && let Err(fault) = self.memory.load(address, len, true) {
+        if self.options.hazards
+            && self.goes_on(kind)
+            && let Err(fault) = self.memory.load(address, len, true)
+        {
             if fault.kind != kind {
                 return Err(fault);
             }

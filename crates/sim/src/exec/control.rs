@@ -30,8 +30,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
         ControlOp::SetMaxReg { count } => {
             together!(aligned(warp, cx, at));
             converged(warp, cx, active);
-            let next =
-                set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count);
+            let next = set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count);
             if matches!(next, Next::Step) {
                 warp.register_changes.push(at.pc);
                 if cx.options.hazards {
@@ -257,7 +256,8 @@ pub(super) fn expect_same_registers(warp: &Warp, cx: &mut Cx<'_>) -> Result<(), 
         let other = (with, if a.is_some() { b.unwrap_or(left) } else { left });
         cx.hazard(FaultKind::Divergence, at, Some(other.1), |cx| {
             let number = with as usize % cx.cluster.warps_per_cta;
-            let message = format!("setmaxnreg is for all warps of a warpgroup, and warp {number} has not executed it");
+            let message =
+                format!("setmaxnreg is for all warps of a warpgroup, and warp {number} has not executed it");
             let mut fault = Fault::new(FaultKind::Divergence, message);
             fault.other = Some(Box::new(cx.place(other.0, other.1)));
             fault

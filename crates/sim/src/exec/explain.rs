@@ -20,7 +20,10 @@ fn unordered(missing: Missing, writes: bool, earlier_writes: bool) -> (FaultKind
         Missing::ProxyFence => "is ordered after it but with no proxy fence between them",
         Missing::Scope => "is not ordered after it: a scope does not include the thread of the other side",
     };
-    (kind_of(missing), format!("this {} follows an earlier {} and {reason}", verb(writes), verb(earlier_writes)))
+    (
+        kind_of(missing),
+        format!("this {} follows an earlier {} and {reason}", verb(writes), verb(earlier_writes)),
+    )
 }
 
 impl Cx<'_> {

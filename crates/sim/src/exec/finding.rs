@@ -43,7 +43,11 @@ impl Cx<'_> {
             return Err(fault.note(format!("the run ends after faults at {MOST} pairs of places")));
         }
         let allowed = self.options.allow.contains(kind);
-        if allowed { findings.notes.push(fault) } else { findings.faults.push(fault) }
+        if allowed {
+            findings.notes.push(fault)
+        } else {
+            findings.faults.push(fault)
+        }
         Ok(())
     }
 

@@ -116,8 +116,9 @@ impl Cx<'_> {
                 && map < address + len as u64
             {
                 self.hazard(FaultKind::TensorMap, self.at, Some(p.pc), |cx| {
-                    let message =
-                        format!("the tensor map at {map:#x} is changed while a copy that uses it is in flight");
+                    let message = format!(
+                        "the tensor map at {map:#x} is changed while a copy that uses it is in flight"
+                    );
                     let mut fault = Fault::new(FaultKind::TensorMap, message);
                     fault.other = Some(Box::new(cx.place(p.warp, p.pc)));
                     fault

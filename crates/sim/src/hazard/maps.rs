@@ -3,8 +3,8 @@
 //! A tensor map is read through a proxy of its own. A use must follow every write to its 128 bytes: in order, behind a
 //! release of tensor maps by a thread that knew of the write, and behind an acquire by the warp that uses it.
 
-use super::global::{GlobalEvent, GlobalShadow, ordered, own_or_other};
 use super::Hazards;
+use super::global::{GlobalEvent, GlobalShadow, ordered, own_or_other};
 
 /// What is missing between a write to a tensor map and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

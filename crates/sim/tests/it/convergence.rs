@@ -42,12 +42,16 @@ fn lanes_are_together_where_their_ways_meet() {
                 let f = run(&body, 32, 1, &Options { strict: true, ..o }).unwrap_err();
                 assert_eq!(f.kind, FaultKind::Divergence, "{f}\n{body}");
             }
-            for sync in
-                ["bar.warp.sync -1;", "vote.sync.any.pred p1, p0, -1;", "elect.sync r9|p1, -1;", "bar.sync 0;"]
-            {
+            for sync in [
+                "bar.warp.sync -1;",
+                "vote.sync.any.pred p1, p0, -1;",
+                "elect.sync r9|p1, -1;",
+                "bar.sync 0;",
+            ] {
                 let body = kernel(&format!("{apart} {sync} {aligned} ret; E: ret;"));
                 for o in schedules() {
-                    run(&body, 32, 1, &Options { strict: true, ..o }).unwrap_or_else(|f| panic!("{f}\n{body}"));
+                    run(&body, 32, 1, &Options { strict: true, ..o })
+                        .unwrap_or_else(|f| panic!("{f}\n{body}"));
                 }
             }
         }
@@ -125,7 +129,8 @@ fn lanes_that_have_exited() {
         let exit = "setp.ge.u32 p1, t, 16;\n.loc 1 5 1\n@p1 exit;";
         let f = broken(&kernel(&format!("{exit}\n.loc 1 9 1\n{aligned}")), 32, 1, FaultKind::Divergence);
         assert_eq!(lines(&f), [5, 9], "{f}");
-        let branch = format!("{ADDRESS} st.shared.u32 [r0], t; setp.ge.u32 p1, t, 16; @p1 bra E; {aligned} E:");
+        let branch =
+            format!("{ADDRESS} st.shared.u32 [r0], t; setp.ge.u32 p1, t, 16; @p1 bra E; {aligned} E:");
         broken(&branch, 32, 1, FaultKind::Divergence);
     }
     // A barrier of the CTA waits for threads that have not exited.

@@ -97,7 +97,8 @@ fn a_selection_follows_what_it_chooses() {
     correct(&select("setp.ne.u32 p1, t, 0; selp.u32 r2, r9, r1, p1;", &format!("@!p1 {use_it}")), 32, 1);
     // What it chooses by must be defined, and where it comes from is told.
     broken(&select("selp.u32 r2, r1, r1, p5;", ""), 32, 1, FaultKind::Uninitialized);
-    let loaded = "\n.loc 1 3 1\nld.shared.u32 r6, [s]; mov.u32 r7, r6; selp.u32 r2, r7, r1, p0;\n.loc 1 5 1\n";
+    let loaded =
+        "\n.loc 1 3 1\nld.shared.u32 r6, [s]; mov.u32 r7, r6; selp.u32 r2, r7, r1, p0;\n.loc 1 5 1\n";
     let f = broken(&select(loaded, use_it), 32, 1, FaultKind::Uninitialized);
     assert_eq!(lines(&f), [3, 5], "{f}");
 }

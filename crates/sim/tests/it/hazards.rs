@@ -28,7 +28,9 @@ fn a_missing_barrier_between_threads() {
 #[test]
 fn the_same_value_twice_is_no_race() {
     // All warps store a sum that each of them has; then one reads it.
-    let store = |value: &str| format!("{value} st.shared.u32 [s], r1; bar.sync 0; ld.shared.u32 r2, [s]; bar.sync 0;");
+    let store = |value: &str| {
+        format!("{value} st.shared.u32 [s], r1; bar.sync 0; ld.shared.u32 r2, [s]; bar.sync 0;")
+    };
     correct(&store("mov.u32 r1, 7;"), 128, 1);
     broken(&store("shr.u32 r1, t, 5;"), 128, 1, FaultKind::Race);
     // Reading what another writes is one, whatever the value.

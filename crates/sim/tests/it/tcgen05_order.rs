@@ -61,7 +61,10 @@ fn a_load_comes_after_commit_and_wait() {
     ]);
     let (_, message) = fault(&kernel(&[CP, "bar.sync 0;", LD, WAIT_LD]), &[0], FOUR_WARPS);
     assert!(message.contains("tensor memory of CTA 0, column 0, lane"), "{message}");
-    assert!(message.contains("this read follows an earlier write and nothing says that it is over"), "{message}");
+    assert!(
+        message.contains("this read follows an earlier write and nothing says that it is over"),
+        "{message}"
+    );
     assert!(message.contains("tcgen05.cp.cta_group::1.32x128b.warpx4"), "{message}");
 }
 

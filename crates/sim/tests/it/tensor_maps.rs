@@ -52,7 +52,12 @@ fn a_map_written_by_plain_stores() {
         format!(
             "{} @p0 st.global.u32 [d2+124], 0; {more} {}",
             copied(&release, ACQUIRE),
-            load("").replace("@!p0 bra I;", "@!p0 bra I2;").replace("I:", "I2:").replace("@!p0 bra W;", "@!p0 bra W2;").replace("W:", "W2:").replace("4096", "4104")
+            load("")
+                .replace("@!p0 bra I;", "@!p0 bra I2;")
+                .replace("I:", "I2:")
+                .replace("@!p0 bra W;", "@!p0 bra W2;")
+                .replace("W:", "W2:")
+                .replace("4096", "4104")
                 + &WAIT.replace("L", "L2").replace("4096", "4104")
         )
     };
@@ -94,7 +99,8 @@ fn a_map_written_by_another_cluster() {
         }
     }
     // A flag that orders nothing.
-    let relaxed = body(RELEASE, ACQUIRE).replace("ld.acquire", "ld.relaxed").replace("bar.sync 0", "bar.warp.sync -1");
+    let relaxed =
+        body(RELEASE, ACQUIRE).replace("ld.acquire", "ld.relaxed").replace("bar.sync 0", "bar.warp.sync -1");
     for o in schedules() {
         let f = run_grid(&relaxed, [2, 32, 1], &o).unwrap_err();
         assert!(f.kind == FaultKind::TensorMap && f.message.contains("nothing that orders"), "{f}");

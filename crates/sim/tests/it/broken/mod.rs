@@ -70,8 +70,8 @@ pub fn correct(body: &str, block: u32, cluster: u32) {
 pub fn noted(body: &str, block: u32, cluster: u32, kind: FaultKind) -> Fault {
     let mut last = None;
     for o in schedules() {
-        let report =
-            run(body, block, cluster, &o).unwrap_or_else(|f| panic!("{:?} {}: {f}\n{body}", o.policy, o.seed));
+        let report = run(body, block, cluster, &o)
+            .unwrap_or_else(|f| panic!("{:?} {}: {f}\n{body}", o.policy, o.seed));
         let [note] = &report.notes[..] else { panic!("{:?}\n{body}", report.notes) };
         assert_eq!(note.kind, kind, "{note}\n{body}");
         last = Some(note.clone());
