@@ -86,7 +86,9 @@ impl WarpProduct<'_> {
     /// 128 bits of K after the other; accumulators of f16 are rounded each time.
     fn in_steps(&self, d: &mut [f32], scratch: &mut Scratch) {
         let bits = self.a_type.bits();
-        let widths = if bits == 8 { Widths::hopper(self.a_type) } else { Widths { term: 24, result: 23 } };
+        // The sum is rounded once to f16: an f32 that is rounded to odd on the way loses nothing.
+        let wide = Widths { term: 24, result: 23, odd: self.half };
+        let widths = if bits == 8 { Widths::hopper(self.a_type) } else { wide };
         let depth = (128 / bits as usize).min(self.k);
         for first in (0..self.k).step_by(depth) {
             let part = |codes: &[u32]| -> Vec<u32> {
