@@ -4,6 +4,7 @@ use super::super::Result;
 use super::super::decoder::Decoder;
 use super::super::isa::{Addr, Src};
 use super::super::operands::{modifiers, operands};
+use super::super::target::On;
 use crate::text::ast::Operand;
 use crate::text::types::Ty;
 use crate::units::tcgen05::instruction::{Form, Kind};
@@ -127,6 +128,7 @@ impl Decoder<'_, '_> {
         if !matches!(kind, Kind::F16 | Kind::Tf32) {
             return self.error("only `.kind::f16` and `.kind::tf32` scale the input D");
         }
+        self.require("the scale of the input D", &[On::Family(100)])?;
         match self.constant(operand)? {
             shift @ 0..=15 => Ok(shift as u32),
             shift => {

@@ -3,6 +3,7 @@
 mod case;
 mod refused;
 
+use crate::common::mxfp8_pair::MxFp8;
 use case::*;
 use oxigemm_sim::*;
 
@@ -145,6 +146,21 @@ fn disabled_lanes_stay_as_they_are() {
     }
 }
 
+/// Rows of A move down by one; the first stays and the last is dropped.
+#[test]
+fn a_shifted_by_a_row() {
+    for pair in [false, true] {
+        let m = if pair { 256 } else { 128 };
+        let plain =
+            Case { a_in_tensor: true, pair, steps: 1, accumulate: false, ..Case::new("f16", m, 32, F16) };
+        let case = Case { suffix: ".ashift".into(), ..plain };
+        check_by(&case, |row, column| {
+            // Each CTA shifts the 128 rows of its own.
+            case.expected(if row % 128 == 0 { row } else { row - 1 }, column)
+        });
+    }
+}
+
 /// Three columns of zeros, then four of B, from column 0 on.
 #[test]
 fn zero_columns_of_a_stationary_b() {
@@ -168,4 +184,24 @@ fn collector_buffers() {
     let fault = used.run_text(&used.ptx(), &Options::default()).unwrap_err();
     assert_eq!(fault.kind, FaultKind::BadOperand);
     assert!(fault.to_string().contains("nothing was filled"), "{fault}");
+}
+
+/// A pipelined main loop of a CTA pair, with scales by copies.
+#[test]
+fn an_mxfp8_gemm_of_a_pair() {
+    let problem = MxFp8::new(512);
+    for options in schedules() {
+        let (d, report) = problem.run(&options).unwrap_or_else(|f| panic!("{f}"));
+        assert_eq!(report.macs, 256 * 256 * 512);
+        for (at, got) in d.iter().enumerate() {
+            let (row, column) = (at / 256, at % 256);
+            let want: i32 = (0..problem.k)
+                .map(|i| {
+                    let scale = MxFp8::exponent(false, row, i / 32) + MxFp8::exponent(true, column, i / 32);
+                    (MxFp8::value(false, row, i) * MxFp8::value(true, column, i)) << scale
+                })
+                .sum();
+            assert_eq!(*got, want as f32, "row {row} column {column}");
+        }
+    }
 }
