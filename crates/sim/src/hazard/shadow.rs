@@ -291,7 +291,7 @@ impl Hazards {
         } else if !view.has(x.agent, x.tick) {
             // What is over can be written over, except for stores that may still be on their way.
             let over = view.is_past(x.agent, x.tick);
-            if !over || earlier_writes && !(writes && x.proxy == Proxy::Async) {
+            if !over || earlier_writes && !(writes && x.proxy != Proxy::Generic) {
                 return Err(if over { Missing::Scope } else { missing });
             }
         }
