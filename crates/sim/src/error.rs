@@ -82,7 +82,7 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [FaultKind; 22] = [
+    pub const ALL: [FaultKind; 24] = [
         FaultKind::Launch,
         FaultKind::OutOfBounds,
         FaultKind::Misaligned,

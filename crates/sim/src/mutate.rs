@@ -134,12 +134,8 @@ pub fn mutants(text: &str) -> Vec<Mutant> {
         if s.opcode.starts_with("tcgen05.commit")
             && let Some(mma) = statements[..index].iter().rfind(|s| s.opcode.starts_with("tcgen05.mma"))
         {
-            let moved = format!(
-                "{}{original} {}{}",
-                &text[..mma.start],
-                &text[mma.start..s.start],
-                &text[s.end..]
-            );
+            let moved =
+                format!("{}{original} {}{}", &text[..mma.start], &text[mma.start..s.start], &text[s.end..]);
             list.push(Mutant { text: moved, ..s.replaced(text, "before the last MMA", "") });
             continue;
         }
@@ -186,7 +182,8 @@ pub fn misvalued(text: &str) -> Vec<Mutant> {
             operands[at] = name;
             format!("{{ {declared} {before}{} {}; }}", s.opcode, operands.join(", "))
         };
-        let waits = s.opcode.starts_with("mbarrier.try_wait.parity") || s.opcode.starts_with("mbarrier.test_wait.parity");
+        let waits = s.opcode.starts_with("mbarrier.try_wait.parity")
+            || s.opcode.starts_with("mbarrier.test_wait.parity");
         if waits && operands.len() > 2 {
             let declared = format!(".reg .b32 other_parity; xor.b32 other_parity, {}, 1;", operands[2]);
             list.push(s.replaced(text, "waits for the other parity", &with(2, &declared, "other_parity")));
@@ -201,7 +198,9 @@ pub fn misvalued(text: &str) -> Vec<Mutant> {
             }
         }
         for at in descriptors(s.opcode) {
-            let Some(descriptor) = operands.get(*at).filter(|operand| !operand.starts_with('[')) else { continue };
+            let Some(descriptor) = operands.get(*at).filter(|operand| !operand.starts_with('[')) else {
+                continue;
+            };
             // Addresses in descriptors count 16 bytes.
             let declared = format!(".reg .b64 moved; add.u64 moved, {descriptor}, 2;");
             let what = format!("descriptor {at} 32 bytes further");
@@ -270,6 +269,10 @@ mod tests {
         assert!(all[2].text.contains(
             "{ .reg .b32 other_parity; xor.b32 other_parity, 0, 1; @q mbarrier.try_wait.parity.shared::cta.b64 p, [m], other_parity; }"
         ));
-        assert!(all[3].text.contains("@e tcgen05.mma.cta_group::1.kind::f16 [ d + 0 ], [ a + 0 ], moved, i, p; }"));
+        assert!(
+            all[3]
+                .text
+                .contains("@e tcgen05.mma.cta_group::1.kind::f16 [ d + 0 ], [ a + 0 ], moved, i, p; }")
+        );
     }
 }

@@ -60,7 +60,8 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
     if let Some((issued, store)) = open {
         cx.hazard(FaultKind::WorkInFlight, at, Some(issued), |cx| {
             let what = if store { "st" } else { "ld" };
-            let message = format!("a warp exits without waiting for its tcgen05.{what} (tcgen05.wait::{what})");
+            let message =
+                format!("a warp exits without waiting for its tcgen05.{what} (tcgen05.wait::{what})");
             in_flight(&message, issued, cx)
         })?;
     }

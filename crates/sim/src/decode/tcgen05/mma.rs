@@ -127,6 +127,7 @@ impl Decoder<'_, '_> {
         if !matches!(kind, Kind::F16 | Kind::Tf32) {
             return self.error("only `.kind::f16` and `.kind::tf32` scale the input D");
         }
+        self.require("`scale-input-d`", &[crate::decode::target::On::Family(100)])?;
         match self.constant(operand)? {
             shift @ 0..=15 => Ok(shift as u32),
             shift => {
