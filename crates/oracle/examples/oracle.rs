@@ -14,7 +14,8 @@ fn main() -> Result<(), String> {
         count = names.get(at + 1).and_then(|count| count.parse().ok()).ok_or("--schedules takes a number")?;
         names.drain(at..at + 2);
     }
-    let mut flag = |text: &str| names.iter().position(|name| name == text).map(|at| names.remove(at)).is_some();
+    let mut flag =
+        |text: &str| names.iter().position(|name| name == text).map(|at| names.remove(at)).is_some();
     let (mutants, hazards) = (flag("--mutants"), !flag("--no-hazards"));
     let folder = oxigemm_oracle::folder().ok_or("there is no corpus here")?;
     if names == ["--coverage"] {
@@ -30,9 +31,16 @@ fn main() -> Result<(), String> {
         }
         let started = Instant::now();
         if mutants {
-            let score = oxigemm_oracle::score(&kernel, 1, |_, _| {}).map_err(|failure| failure.to_string())?;
+            let score =
+                oxigemm_oracle::score(&kernel, 1, |_, _| {}).map_err(|failure| failure.to_string())?;
             let of = score.count() + score.survivors.len();
-            println!("{}: {} of {of}, {:?}, {} not executed", kernel.name, score.count(), score.found, score.not_executed);
+            println!(
+                "{}: {} of {of}, {:?}, {} not executed",
+                kernel.name,
+                score.count(),
+                score.found,
+                score.not_executed
+            );
             score.survivors.iter().for_each(|(line, what)| println!("    line {line}: {what}"));
             right += score.count();
             all += of;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use oxigemm_sim::{Element, Fault, Launch, Machine, Module, Options, Param as Argument, Report, Swizzle, TensorMapSpec};
+use oxigemm_sim::{
+    Element, Fault, Launch, Machine, Module, Options, Param as Argument, Report, Swizzle, TensorMapSpec,
+};
 
 use crate::format::Format;
 use crate::kernel::{Kernel, Param};
@@ -114,7 +116,9 @@ impl<'a> Case<'a> {
                 Expected::Bits(bits) => {
                     let size = format.bytes();
                     let same = |at: &usize| bits[at * size..][..size] == found[at * size..][..size];
-                    (0..bits.len() / size).filter(|at| !same(at) && !zeros(*format, bits, found, *at)).collect()
+                    (0..bits.len() / size)
+                        .filter(|at| !same(at) && !zeros(*format, bits, found, *at))
+                        .collect()
                 }
                 Expected::Near { values, sizes, part } => {
                     let found = format.decode(found);
@@ -145,7 +149,14 @@ fn zeros(format: Format, a: &[u8], b: &[u8], at: usize) -> bool {
 }
 
 /// A tensor map as Triton's launcher makes it.
-fn map(address: u64, format: Format, shape: &[usize], box_dims: &[u32], swizzle: u32, padded_fp4: bool) -> TensorMapSpec {
+fn map(
+    address: u64,
+    format: Format,
+    shape: &[usize],
+    box_dims: &[u32],
+    swizzle: u32,
+    padded_fp4: bool,
+) -> TensorMapSpec {
     let element = match format {
         _ if padded_fp4 => Element::U4Padded,
         Format::F32 => Element::F32,

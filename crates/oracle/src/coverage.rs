@@ -93,7 +93,10 @@ impl Form {
 /// Opcodes of a text.
 fn opcodes(ptx: &str) -> impl Iterator<Item = &str> {
     let words = |line| str::split(line, |c: char| c.is_whitespace() || "{};,".contains(c));
-    ptx.lines().map(|line| line.split("//").next().unwrap_or("")).flat_map(words).filter(|word| word.contains('.'))
+    ptx.lines()
+        .map(|line| line.split("//").next().unwrap_or(""))
+        .flat_map(words)
+        .filter(|word| word.contains('.'))
 }
 
 /// The table of forms in Markdown: how many kernels of the corpus have an instruction of the form, and the first of them.

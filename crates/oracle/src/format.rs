@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(Format::E5m2.encode(&[1.0, -57344.0]), [0x3c, 0xfb]);
         assert_eq!(Format::F16.encode(&[1.5, -65504.0]), [0, 0x3e, 0xff, 0xfb]);
         assert_eq!(Format::Bf16.encode(&[1.0, -2.5]), [0x80, 0x3f, 0x20, 0xc0]);
-        assert_eq!(Format::F32.encode(&[-0.1f32.into()]), (-0.1f32).to_le_bytes());
+        assert_eq!(Format::F32.encode(&[f64::from(-0.1f32)]), (-0.1f32).to_le_bytes());
         assert_eq!(Format::I8.encode(&[-3.0]), [0xfd]);
         let values: Vec<f64> = (0..16).map(e2m1).collect();
         assert_eq!(values[..8], [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);

@@ -132,9 +132,8 @@ pub fn corpus(folder: &Path) -> Result<Vec<Kernel>, String> {
 }
 
 fn load(description: &Path) -> Result<Kernel, String> {
-    let read = |path: &Path| {
-        std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-    };
+    let read =
+        |path: &Path| std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
     let text = read(description)?;
     let mut kernel: Kernel =
         serde_json::from_str(&text).map_err(|error| format!("{}: {error}", description.display()))?;

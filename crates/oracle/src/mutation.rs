@@ -50,7 +50,8 @@ pub fn score(kernel: &Kernel, threads: usize, done: impl Fn(usize, usize) + Sync
     let queue = Mutex::new(all.iter().enumerate());
     let score = Mutex::new(Score::default());
     let one = |mutant: &Mutant| -> Result<Option<String>, Failure> {
-        let module = Module::parse(&mutant.text).map_err(|error| fail(format!("{}: {error}", mutant.what)))?;
+        let module =
+            Module::parse(&mutant.text).map_err(|error| fail(format!("{}: {error}", mutant.what)))?;
         for options in schedules(100 * report.instructions + 1_000_000) {
             match case.run(&module, &options) {
                 Err(fault) => return Ok(Some(format!("{:?}", fault.kind))),

@@ -144,7 +144,11 @@ impl Builder<'_> {
     fn expect(&mut self, name: &str, values: &[f64]) -> Result<(), String> {
         let tensor = self.described(name)?;
         if tensor.shape.iter().product::<usize>() != values.len() {
-            return Err(format!("{name} has shape {:?}, and the reference {} numbers", tensor.shape, values.len()));
+            return Err(format!(
+                "{name} has shape {:?}, and the reference {} numbers",
+                tensor.shape,
+                values.len()
+            ));
         }
         let rounded: Vec<f64> = values.iter().map(|value| tensor.format.nearest(*value)).collect();
         let bits = Expected::Bits(tensor.format.encode(&rounded));
@@ -153,7 +157,13 @@ impl Builder<'_> {
     }
 
     /// Expects numbers within a part of their sizes.
-    fn expect_near(&mut self, name: &str, values: Vec<f64>, sizes: Vec<f64>, part: f64) -> Result<(), String> {
+    fn expect_near(
+        &mut self,
+        name: &str,
+        values: Vec<f64>,
+        sizes: Vec<f64>,
+        part: f64,
+    ) -> Result<(), String> {
         let tensor = self.described(name)?;
         self.problem.outputs.push((tensor.arg, tensor.format, Expected::Near { values, sizes, part }));
         Ok(())
@@ -175,9 +185,10 @@ impl Builder<'_> {
         let width = *x.shape.last().unwrap_or(&1);
         let values: Vec<f64> = x.values.chunks(width).flat_map(each).collect();
         if self.kernel.reference == "cumsum" && self.operands == Operands::Normals {
-            let sizes = x.values.chunks(width).flat_map(|row| {
-                cumulative(&row.iter().map(|value| value.abs()).collect::<Vec<_>>())
-            });
+            let sizes = x
+                .values
+                .chunks(width)
+                .flat_map(|row| cumulative(&row.iter().map(|value| value.abs()).collect::<Vec<_>>()));
             let sizes = sizes.collect();
             self.expect_near("y", values, sizes, power(-20))?;
         } else {
@@ -224,7 +235,9 @@ impl Builder<'_> {
         let x = self.input("x")?;
         let columns = |each: fn(f64) -> f64| -> Vec<f64> {
             let width = x.shape[1];
-            (0..width).map(|j| x.values.iter().skip(j).step_by(width).map(|value| each(*value)).sum()).collect()
+            (0..width)
+                .map(|j| x.values.iter().skip(j).step_by(width).map(|value| each(*value)).sum())
+                .collect()
         };
         let sums = columns(|value| value);
         match self.operands {
@@ -305,8 +318,7 @@ impl Builder<'_> {
         let d = q.shape[1];
         let (mut values, mut sizes) = (Vec::new(), Vec::new());
         for row in q.values.chunks(d) {
-            let logits: Vec<f64> =
-                k.values.chunks(d).map(|key| dot(row, key) * 0.125).collect();
+            let logits: Vec<f64> = k.values.chunks(d).map(|key| dot(row, key) * 0.125).collect();
             let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = logits.iter().map(|logit| (logit - most).exp()).collect();
             let total: f64 = weights.iter().sum();
@@ -329,8 +341,13 @@ impl Builder<'_> {
         let major = |name, other| (self.kernel.word(name).unwrap_or("K") == other) as usize == 1;
         let (a_turned, b_turned) = (major("MAJOR_A", "M"), major("MAJOR_B", "N"));
         let (a, b, c) = (self.input("a")?, self.input("b")?, self.described("c")?);
-        let (formats, accumulator) = ((a.format, b.format), self.kernel.word("SUM").unwrap_or("fp32").to_owned());
-        let (a, m_k) = if a_turned { (turned(&a), [a.shape[1], a.shape[0]]) } else { (a.values, [a.shape[0], a.shape[1]]) };
+        let (formats, accumulator) =
+            ((a.format, b.format), self.kernel.word("SUM").unwrap_or("fp32").to_owned());
+        let (a, m_k) = if a_turned {
+            (turned(&a), [a.shape[1], a.shape[0]])
+        } else {
+            (a.values, [a.shape[0], a.shape[1]])
+        };
         let b = if b_turned { turned(&b) } else { b.values };
         let k = m_k[1];
         let a: Vec<f64> = a.iter().map(|value| value * self.kernel.about.factor).collect();
@@ -380,9 +397,7 @@ impl Builder<'_> {
             (_, Some(arithmetic)) if arithmetic.scaling == Scaling::Before => {
                 arithmetic.matmul(&wide_a, &wide_b, &None, k)
             }
-            (_, Some(arithmetic)) => {
-                arithmetic.matmul(&a, &b, &Some(Scales { a: &sa, b: &sb, group }), k)
-            }
+            (_, Some(arithmetic)) => arithmetic.matmul(&a, &b, &Some(Scales { a: &sa, b: &sb, group }), k),
             (_, None) => return Err("the MMA instructions have no model".to_owned()),
         };
         self.expect("c", &values)?;

@@ -112,7 +112,8 @@ impl Arithmetic {
             if largest == i32::MIN {
                 continue;
             }
-            let mut total = cut(accumulator.significand, self.fraction - F32.mantissa - largest + accumulator.exponent);
+            let mut total =
+                cut(accumulator.significand, self.fraction - F32.mantissa - largest + accumulator.exponent);
             for at in all {
                 let product = a[at].significand * b[at].significand;
                 total += cut(product, self.fraction - mantissa - largest + exponent(at));
@@ -154,7 +155,11 @@ impl Arithmetic {
                 .map(|t| {
                     let up = self.fraction - t.mantissa - largest + t.exponent;
                     let magnitude = t.integer.abs();
-                    let cut = if up >= 0 { magnitude << up } else { magnitude.checked_shr(-up as u32).unwrap_or(0) };
+                    let cut = if up >= 0 {
+                        magnitude << up
+                    } else {
+                        magnitude.checked_shr(-up as u32).unwrap_or(0)
+                    };
                     cut * t.integer.signum()
                 })
                 .sum();
@@ -199,7 +204,9 @@ fn exponent(scale: f64) -> i32 {
 /// Opcodes of MMA instructions, in order.
 pub(crate) fn opcodes(ptx: &str) -> impl Iterator<Item = &str> {
     ptx.split(|c: char| c.is_whitespace() || "{};".contains(c)).filter(|word| {
-        word.starts_with("mma.sync") || word.starts_with("wgmma.mma_async") || word.starts_with("tcgen05.mma.")
+        word.starts_with("mma.sync")
+            || word.starts_with("wgmma.mma_async")
+            || word.starts_with("tcgen05.mma.")
     })
 }
 
@@ -221,7 +228,8 @@ fn instruction(opcode: &str, target: &str, a: Float, b: Float, f16_accumulator: 
     let shape = words.iter().find(|word| word.starts_with('m') && word.contains('k'))?;
     let k: usize = shape.rsplit_once('k')?.1.parse().ok()?;
     // Types are those of D, A, B and, for `mma.sync`, C.
-    let types: Vec<&str> = words.iter().copied().filter(|word| TYPES.iter().any(|(name, _)| name == word)).collect();
+    let types: Vec<&str> =
+        words.iter().copied().filter(|word| TYPES.iter().any(|(name, _)| name == word)).collect();
     let format = |name: &str| TYPES.iter().find(|(known, _)| *known == name)?.1;
     let (x, y) = (format(types.get(1)?)?, format(types.get(2)?)?);
     let kept = if types[0] == "f16" { Kept::NearestF16 } else { Kept::TowardZero(23) };
