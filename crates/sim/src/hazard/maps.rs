@@ -46,7 +46,8 @@ impl GlobalShadow {
         let lane = by.lane();
         let class = hazards.class(by.event.warp, lane);
         let known = |(who, _, at): &&(Identity, u32, GlobalEvent)| {
-            *who == identity || own_or_other(hazards, &class.now, at, |t| &t.seen, |v| &v.seen) >= at.event.tick
+            *who == identity
+                || own_or_other(hazards, &class.now, at, |t| &t.seen, |v| &v.seen) >= at.event.tick
         };
         let acquires = self.acquires.get(&range.0).into_iter().flatten();
         let acquired = acquires.filter(known).map(|a| a.1).max().unwrap_or(0);

@@ -58,10 +58,10 @@ fn errors_name_the_place_and_the_reason() {
         ("add.u32 r0, r1;", 7, 1, "operands"),
         ("@r0 mov.u32 r0, 1;", 7, 5, "not a predicate"),
         (
-            "  tcgen05.mma.cta_group::2.kind::f16 [r0], r1, r2, r3, p;",
+            "  tcgen05.mma.sp.cta_group::2.kind::f16 [r0], r1, r2, [r3], r3, p;",
             7,
             3,
-            "tensor memory of Blackwell is not modelled",
+            "does not support sparse matrices (`.sp`)",
         ),
         ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {r0}, [r1], r2;", 7, 1, "expected 8 registers"),
         (
