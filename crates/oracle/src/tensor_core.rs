@@ -14,8 +14,6 @@ pub(crate) enum Kept {
     TowardZero(i32),
     /// FP16, to nearest even.
     NearestF16,
-    /// FP16, to nearest even from what FP32 would keep: `mma.sync` and `wgmma`.
-    NearestF16OfF32,
 }
 
 /// How block scales enter.
@@ -169,7 +167,6 @@ impl Arithmetic {
         match self.kept {
             Kept::TowardZero(bits) => toward_zero(sum, bits),
             Kept::NearestF16 => F16.nearest(sum),
-            Kept::NearestF16OfF32 => F16.nearest(toward_zero(sum, F32.mantissa)),
         }
     }
 }
@@ -227,11 +224,11 @@ fn instruction(opcode: &str, target: &str, a: Float, b: Float, f16_accumulator: 
     let types: Vec<&str> = words.iter().copied().filter(|word| TYPES.iter().any(|(name, _)| name == word)).collect();
     let format = |name: &str| TYPES.iter().find(|(known, _)| *known == name)?.1;
     let (x, y) = (format(types.get(1)?)?, format(types.get(2)?)?);
-    let kept = if types[0] == "f16" { Kept::NearestF16OfF32 } else { Kept::TowardZero(23) };
+    let kept = if types[0] == "f16" { Kept::NearestF16 } else { Kept::TowardZero(23) };
     let fp8 = x == E4M3 || x == E5M2;
     let old = matches!(target, "sm_80" | "sm_86" | "sm_89");
     let (step, fraction, kept) = match (words[0], fp8) {
-        ("wgmma", true) => (k, 13, if kept == Kept::NearestF16OfF32 { kept } else { Kept::TowardZero(13) }),
+        ("wgmma", true) => (k, 13, if kept == Kept::NearestF16 { kept } else { Kept::TowardZero(13) }),
         ("wgmma", false) => (k, 25, kept),
         (_, true) if target == "sm_89" => (k / 2, 13, Kept::TowardZero(13)),
         (_, true) if target.starts_with("sm_12") => (k, 25, kept),
@@ -302,7 +299,7 @@ mod tests {
         let ada = of("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", "sm_89").unwrap();
         assert_eq!((ada.step, ada.fraction, ada.kept), (16, 13, Kept::TowardZero(13)));
         let ampere = of("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "sm_80").unwrap();
-        assert_eq!((ampere.step, ampere.fraction, ampere.kept), (8, 24, Kept::NearestF16OfF32));
+        assert_eq!((ampere.step, ampere.fraction, ampere.kept), (8, 24, Kept::NearestF16));
         let hopper = of("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "sm_90a").unwrap();
         assert_eq!((hopper.step, hopper.fraction, hopper.a), (16, 25, BF16));
         let blackwell = of("tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16", "sm_100a").unwrap();

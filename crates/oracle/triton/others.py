@@ -168,7 +168,7 @@ for name, arch, ty, bm, bn, d in (("sm80_attention", 80, "fp16", 64, 32, 64), ("
     kernel(name, attention, {x: "*" + ty for x in "qkvo"} | {"N": "i32"}, {"SCALE": 0.125, "BM": bm, "BN": bn, "D": d},
            arch, "attention", (2,), {"N": 4 * bn}, {"q": (2 * bm, d), "k": (4 * bn, d), "v": (4 * bn, d), "o": (2 * bm, d)},
            dict(num_warps=4, num_stages=3))
-for name, arch, bm, bn, ws in (("sm90_attention_maps", 90, 64, 64, False), ("sm90_attention_maps_ws", 90, 64, 64, True),
+for name, arch, bm, bn, ws in (("sm90_attention_maps", 90, 64, 64, False),
                                ("sm100_attention_maps_ws", 100, 128, 64, True)):
     kernel(name, attention_maps,
            {"dq": f"tensordesc<fp16[{bm},64]>", "dk": f"tensordesc<fp16[{bn},64]>", "dv": f"tensordesc<fp16[{bn},64]>",

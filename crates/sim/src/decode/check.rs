@@ -138,14 +138,23 @@ impl Decoder<'_, '_> {
         {
             return self.error(format!("`.{unknown}` is not a modifier of `{}`", inst.opcode[0]));
         }
+        if matches!(inst.opcode[0].as_str(), "bar" | "barrier")
+            && !self.has("cluster")
+            && !self.has("warp")
+            && let Some(Operand::Int(id)) = inst.operands.get(usize::from(self.has("red")))
+            && !(0..16).contains(id)
+        {
+            return self.error(format!("barrier {id}: there are 0 to 15"));
+        }
         let Some(ty) = self.types().last().copied() else { return Ok(()) };
         let rounding = ["rn", "rz", "rm", "rp"].iter().find(|m| self.has(m));
         match inst.opcode[0].as_str() {
-            "add" | "sub" | "mul" | "mad" | "div" if ty.is_integer() => {
+            "add" | "sub" | "mul" | "mad" | "div" | "min" | "max" if ty.is_integer() => {
                 if let Some(rounding) = rounding {
                     return self.error(format!("`.{rounding}` is not for integers"));
                 }
-                if self.has("sat") && ty != Ty::S32 {
+                let saturates = matches!(inst.opcode[0].as_str(), "add" | "sub" | "mad");
+                if self.has("sat") && !(saturates && ty == Ty::S32) {
                     return self.error(format!("`.sat` does not apply to .{}", ty.name()));
                 }
             }
@@ -162,14 +171,6 @@ impl Decoder<'_, '_> {
                 }
                 if self.has("nc") && self.space() != Space::Global {
                     return self.error("`.nc` is for global memory");
-                }
-            }
-            "bar" | "barrier" if !self.has("cluster") && !self.has("warp") => {
-                let first = usize::from(self.has("red"));
-                if let Some(Operand::Int(id)) = inst.operands.get(first)
-                    && !(0..16).contains(id)
-                {
-                    return self.error(format!("barrier {id}: there are 0 to 15"));
                 }
             }
             _ => {}

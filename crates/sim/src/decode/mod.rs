@@ -385,7 +385,6 @@ impl<'a> Linker<'a> {
         let mut next_scope = 1;
         self.scope = 0;
         let mut loc = None;
-        let mut pair = None;
         for statement in body {
             match statement {
                 Statement::Open => {
@@ -396,13 +395,6 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
-                    if i.opcode[0] == "tcgen05"
-                        && let Some(group) = i.opcode.iter().find(|m| m.starts_with("cta_group::"))
-                        && *pair.get_or_insert(group) != group
-                    {
-                        let message = format!("`{}` has both .cta_group::1 and .cta_group::2", f.name);
-                        return fail(i.at, message);
-                    }
                     let roles = Roles::of(&op);
                     self.scoped |= roles.scope.is_some_and(|scope| scope < crate::hazard::Scope::Gpu);
                     let uses = roles.uses(guard);

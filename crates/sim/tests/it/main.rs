@@ -1,6 +1,7 @@
 //! The integration tests in one program, which links once and runs the tests of all files side by side.
 
 mod arithmetic;
+mod assembler;
 mod asynchronous;
 mod block_scale;
 mod broken;

@@ -63,6 +63,7 @@ fn errors_name_the_place_and_the_reason() {
             3,
             "does not support sparse matrices (`.sp`)",
         ),
+        ("  tcgen05.ld.sync.aligned.32x32b.x2.b32 {r0}, [r1];", 7, 3, "expected 2 registers, found 1"),
         ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {r0}, [r1], r2;", 7, 1, "expected 8 registers"),
         (
             "wmma.load.a.sync.aligned.row.m16n16k8.global.f16 {r0}, [r1], r2;",

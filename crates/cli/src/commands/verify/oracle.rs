@@ -30,7 +30,7 @@ const QUICK: &[&str] = &[
     "sm80_softmax",
     "sm89_e4m3",
     "sm89_sort",
-    "sm90_attention_maps_ws",
+    "sm90_attention_maps",
     "sm90_bf16_device_maps",
     "sm90_e4m3",
 ];

@@ -340,7 +340,7 @@ mod tests {
             let d = decode(0, 0x4000, 0x400, mode);
             for depth in 0..16u32 {
                 for piece in 0..16u32 {
-                    let exchanged = piece % wide ^ (depth % 8 / by);
+                    let exchanged = (piece % wide) ^ (depth % 8 / by);
                     let want =
                         piece / wide * 0x4000 + depth / 8 * 0x400 + depth % 8 * wide * 16 + exchanged * 16;
                     assert_eq!(d.mn_major(piece, depth), want, "swizzle {mode} piece {piece} depth {depth}");

@@ -252,14 +252,16 @@ impl Instruction {
         let pieces = self.b_mn_major && self.b.bits() <= 8;
         let (legal, takes) = match (stationary, kind, pair) {
             (true, ..) => ([64, 128, 256].contains(&n), "64, 128 or 256"),
-            (_, Kind::I8, false) => (n % 16 == 0 || n <= 24 && n % 8 == 0, "8, 24, or a multiple of 16"),
-            (_, Kind::I8, true) => (n % 32 == 0, "a multiple of 32"),
-            (_, _, true) if pieces => (n % 32 == 0, "a multiple of 32 for an N-major B of bytes"),
-            (_, _, false) if pieces => (n % 16 == 0, "a multiple of 16 for an N-major B of bytes"),
-            (_, _, true) => (n % 16 == 0, "a multiple of 16"),
-            _ => (n % 8 == 0, "a multiple of 8"),
+            (_, Kind::I8, false) => {
+                (n.is_multiple_of(16) || n <= 24 && n.is_multiple_of(8), "8, 24, or a multiple of 16")
+            }
+            (_, Kind::I8, true) => (n.is_multiple_of(32), "a multiple of 32"),
+            (_, _, true) if pieces => (n.is_multiple_of(32), "a multiple of 32 for an N-major B of bytes"),
+            (_, _, false) if pieces => (n.is_multiple_of(16), "a multiple of 16 for an N-major B of bytes"),
+            (_, _, true) => (n.is_multiple_of(16), "a multiple of 16"),
+            _ => (n.is_multiple_of(8), "a multiple of 8"),
         };
-        if !legal || n == 0 || n > 256 || pieces && n % 16 != 0 {
+        if !legal || n == 0 || n > 256 || pieces && !n.is_multiple_of(16) {
             return Err(format!("N is {n}; {kind} with {group} takes {takes}, up to 256"));
         }
         Ok(())

@@ -93,7 +93,8 @@ mod tests {
     fn accumulators_lie_as_in_the_figures() {
         // (m, pair, stationary), then (row, lane, first column of N).
         type Place = (u32, u32, u32);
-        let tables: [((u32, bool, bool), &[Place]); 6] = [
+        type Table = ((u32, bool, bool), &'static [Place]);
+        let tables: [Table; 6] = [
             ((256, true, false), &[(0, 0, 0), (31, 31, 0), (127, 127, 0)]),
             ((128, true, false), &[(0, 0, 0), (63, 63, 0), (0, 64, 64), (63, 127, 64)]),
             ((128, false, false), &[(0, 0, 0), (64, 64, 0), (127, 127, 0)]),

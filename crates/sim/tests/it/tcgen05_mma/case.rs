@@ -61,7 +61,7 @@ impl Type {
         let scaled = (value.abs() * 2f64.powi(m as i32 - exponent)) as u32;
         // The leading one of a normal number adds one to the field.
         let code = ((exponent + bias - 1) as u32) << m;
-        let code = code + scaled | u32::from(value < 0.0) << (e + m);
+        let code = (code + scaled) | u32::from(value < 0.0) << (e + m);
         assert_eq!(self.decode(code), value, "{}", self.name);
         code
     }
@@ -278,10 +278,10 @@ impl Case {
                 };
                 let step = if ty.bits == 6 || ty.bits == 4 { ty.bits as usize } else { container };
                 let code = ty.encode(self.value(b, row + cta * rows, depth));
-                let mut bit = at * 8 + inside * step;
-                for i in 0..ty.bits {
+                let first = at * 8 + inside * step;
+                for i in 0..ty.bits as usize {
+                    let bit = first + i;
                     image[bit / 8] |= ((code >> i & 1) as u8) << (bit % 8);
-                    bit += 1;
                 }
             }
         }

@@ -164,7 +164,7 @@ fn draw(rng: &mut Rng, f: &Fused<'_>, round: u32, block: usize, ty: ScaleType) -
                     | (all >> 31) << (bits - 1);
             }
             // Subnormal numbers and zeros.
-            2 if all >> 24 & 3 != 0 => code &= (1 << mantissa) - 1 | 1 << (bits - 1),
+            2 if all >> 24 & 3 != 0 => code &= ((1 << mantissa) - 1) | (1 << (bits - 1)),
             _ => {}
         }
         // Infinities and NaNs only now and then.
@@ -183,7 +183,8 @@ fn draw(rng: &mut Rng, f: &Fused<'_>, round: u32, block: usize, ty: ScaleType) -
     let acc = |i: usize| -> f32 {
         let bits = rng.next() as u32;
         if f.output == Output::F16 {
-            return minifloat::F16.decode(u64::from(bits & if i % 3 == 0 { 0x83ff } else { 0xffff })) as f32;
+            return minifloat::F16.decode(u64::from(bits & if i.is_multiple_of(3) { 0x83ff } else { 0xffff }))
+                as f32;
         }
         match i % 5 {
             0 => 0.0,
