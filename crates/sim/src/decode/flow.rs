@@ -81,11 +81,7 @@ impl Function<'_> {
         let branches: Vec<u32> = self
             .range
             .clone()
-            .filter(|pc| {
-                let inst = &self.code[*pc as usize];
-                inst.guard.is_some() && !matches!(inst.op.flow(), Flow::Step)
-                    || !matches!(inst.op.flow(), Flow::Step)
-            })
+            .filter(|pc| !matches!(self.code[*pc as usize].op.flow(), Flow::Step))
             .collect();
         for &pc in &branches {
             let targets =
@@ -101,14 +97,14 @@ impl Function<'_> {
         // Backwards: `from[b]` are the blocks before b, `to[b]` those behind it, `end` behind every end.
         let mut from = vec![Vec::new(); end + 1];
         let mut to = vec![Vec::new(); end + 1];
-        for block in 0..end {
+        for (block, to) in to.iter_mut().enumerate().take(end) {
             let at = last(block);
             let mut next: Vec<usize> = self.followers(at).into_iter().map(block_of).collect();
             if self.ends(at) {
                 next.push(end);
             }
             next.iter().for_each(|n| from[*n].push(block));
-            to[block] = next;
+            *to = next;
         }
         // Reverse postorder from the end, along `from`.
         let (mut order, mut state) = (Vec::new(), vec![false; end + 1]);

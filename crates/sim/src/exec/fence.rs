@@ -12,18 +12,15 @@ use crate::lanes::lanes;
 use crate::text::ast::Space;
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &FenceOp, at: Issue) -> Result<Next, Fault> {
-    match op {
-        FenceOp::TensorMapAcquire { sem, addr, .. } => {
-            for l in lanes(at.active) {
-                let a = address(warp, addr, Space::Generic, l);
-                let location = cx.resolve(warp, Space::Generic, a)?;
-                acquire(warp, cx, location, sem);
-                if let Location::Global(a) = location {
-                    cx.acquire_map(warp, at.pc, a);
-                }
+    if let FenceOp::TensorMapAcquire { sem, addr, .. } = op {
+        for l in lanes(at.active) {
+            let a = address(warp, addr, Space::Generic, l);
+            let location = cx.resolve(warp, Space::Generic, a)?;
+            acquire(warp, cx, location, sem);
+            if let Location::Global(a) = location {
+                cx.acquire_map(warp, at.pc, a);
             }
         }
-        _ => {}
     }
     if let Some(h) = &mut cx.cluster.hazards {
         if let FenceOp::TensorMapRelease { .. } = op {

@@ -57,6 +57,12 @@ fn errors_name_the_place_and_the_reason() {
         ("bra NOWHERE;", 7, 1, "label `NOWHERE` is not defined"),
         ("add.u32 r0, r1;", 7, 1, "operands"),
         ("@r0 mov.u32 r0, 1;", 7, 5, "not a predicate"),
+        (
+            "  tcgen05.mma.sp.cta_group::2.kind::f16 [r0], r1, r2, [r3], r3, p;",
+            7,
+            3,
+            "does not support sparse matrices (`.sp`)",
+        ),
         ("  tcgen05.ld.sync.aligned.32x32b.x2.b32 {r0}, [r1];", 7, 3, "expected 2 registers, found 1"),
         ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {r0}, [r1], r2;", 7, 1, "expected 8 registers"),
         (
