@@ -91,7 +91,10 @@ fn print(common: &Common, kernel: &Kernel, score: &Score) -> bool {
         let kinds: Vec<String> = score.found.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
         print_line(&format!("  by {}", kinds.join(", ")));
         if score.not_executed > 0 {
-            print_line(&format!("  {} are of instructions that the launch does not execute", score.not_executed));
+            print_line(&format!(
+                "  {} are of instructions that the launch does not execute",
+                score.not_executed
+            ));
         }
         for (line, what, why) in &survivors {
             let why = why.map_or("NOT EXPLAINED".to_owned(), |why| format!("redundant: {why}"));

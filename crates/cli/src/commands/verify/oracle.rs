@@ -38,7 +38,9 @@ const QUICK: &[&str] = &[
 /// A check for each kernel of the corpus.
 pub(super) fn checks() -> Vec<Check> {
     let Some(folder) = oxigemm_oracle::folder() else {
-        return vec![absent("crates/oracle/ptx is not here: run this in the source tree, or set OXIGEMM_ORACLES")];
+        return vec![absent(
+            "crates/oracle/ptx is not here: run this in the source tree, or set OXIGEMM_ORACLES",
+        )];
     };
     match oxigemm_oracle::corpus(&folder) {
         Ok(kernels) => kernels.into_iter().map(of).collect(),
