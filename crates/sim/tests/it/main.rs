@@ -23,6 +23,7 @@ mod mutations;
 mod nvcc;
 mod parser;
 mod robust;
+mod running;
 mod scopes;
 mod stochastic;
 mod tcgen05_copy;
