@@ -230,3 +230,92 @@ fn a_foreign_kernel_runs_from_its_description() {
     std::fs::write(&ptx, "not PTX").expect("a file can be written");
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("line 1"));
 }
+
+/// Runs `sim` on `DOUBLE` (or a change of it) with a block of `block` threads and buffers of four elements.
+fn simulated(change: impl Fn(&str) -> String, block: u32, arguments: &[&str]) -> std::process::Output {
+    let dir = tempfile::tempdir().expect("a place for files");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a path of plain characters").to_owned();
+    let (ptx, launch) = (path("double.ptx"), path("launch.json"));
+    std::fs::write(&ptx, change(DOUBLE)).expect("a file can be written");
+    let text = format!(
+        r#"{{ "grid": [1], "block": [{block}],
+             "buffers": {{ "x": {{ "type": "i32", "shape": [8], "fill": "count" }},
+                           "y": {{ "type": "i32", "shape": [4], "fill": "none" }} }},
+             "params": [{{ "buffer": "x", "offset": 16 }}, {{ "buffer": "y" }}] }}"#
+    );
+    std::fs::write(&launch, text).expect("a file can be written");
+    oxigemm(&[&["sim", &ptx, "--launch", &launch], arguments].concat())
+}
+
+#[test]
+fn elements_that_nobody_wrote_are_told() {
+    let dir = tempfile::tempdir().expect("a place for files");
+    let out = dir.path().join("out").to_str().expect("a path of plain characters").to_owned();
+    let found = simulated(str::to_owned, 3, &["--out", &out, "--json"]);
+    let found: serde_json::Value = serde_json::from_slice(&found.stdout).expect("JSON");
+    assert_eq!((&found["unwritten"]["y"], &found["changed"][0]), (&1.into(), &"y".into()), "{found}");
+    let read =
+        |name: &str| std::fs::read(dir.path().join("out").join(name)).expect("a file that was written");
+    // The offset leads to the fifth element; the last one is nobody's.
+    assert!(read("y.npy").ends_with(&[8, 0, 0, 0, 10, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0]));
+    assert!(read("y.unwritten.npy").ends_with(&[0, 0, 0, 1]));
+    let text = stdout(&simulated(str::to_owned, 3, &[]));
+    assert!(text.contains("`y`: 1 of 4 elements were never written"), "{text}");
+}
+
+#[test]
+fn a_fault_is_json_too() {
+    let output = simulated(str::to_owned, 5, &["--json"]);
+    assert_eq!(output.status.code(), Some(2));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let fault = &found["fault"];
+    assert_eq!(
+        (&fault["kind"], &fault["at"]["opcode"]),
+        (&"OutOfBounds".into(), &"ld.global.u32".into()),
+        "{found}"
+    );
+    assert!(
+        fault["at"]["line"].as_u64().is_some_and(|line| line == 13) && fault["notes"].is_array(),
+        "{found}"
+    );
+    let output = simulated(|text| text.replace("add.u32 v, v, v", "add.f32 v, v, i"), 4, &["--json"]);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&found["error"]["line"], &found["error"]["column"]), (&14.into(), &5.into()), "{found}");
+}
+
+#[test]
+fn a_run_is_bounded_and_goes_on_as_it_is_told() {
+    let endless = |text: &str| text.replace("ret;", "again: bra again;");
+    let message = String::from_utf8(simulated(endless, 4, &[]).stderr).expect("text");
+    assert!(message.contains("EndlessLoop: a loop never ends: line 16"), "{message}");
+    let counts = |text: &str| text.replace("ret;", "again: add.u32 v, v, 1; bra again;");
+    let message =
+        String::from_utf8(simulated(counts, 4, &["--max-instructions", "100000"]).stderr).expect("text");
+    assert!(message.contains("100000") || message.contains("without a store"), "{message}");
+    let message = String::from_utf8(simulated(str::to_owned, 4, &["--memory", "1K"]).stderr).expect("text");
+    assert!(message.contains("MemoryLimit") && message.contains("1024"), "{message}");
+    let message = String::from_utf8(simulated(str::to_owned, 4, &["--memory", "16"]).stderr).expect("text");
+    assert!(message.contains("buffer `x`: 32 bytes, where --memory leaves 16"), "{message}");
+    let message = String::from_utf8(simulated(str::to_owned, 4, &["--memory", "much"]).stderr).expect("text");
+    assert!(message.contains("not a size such as 512M"), "{message}");
+
+    // Lanes read what nobody wrote: a fault, a note, or one of a list.
+    let reads = |text: &str| text.replace("ld.global.u32 v, [a]", "ld.global.u32 v, [b]");
+    assert_eq!(simulated(reads, 4, &[]).status.code(), Some(2));
+    let allowed = simulated(reads, 4, &["--allow", "uninitialized"]);
+    assert!(
+        allowed.status.success() && stdout(&allowed).contains("note: Uninitialized"),
+        "{}",
+        stdout(&allowed)
+    );
+    let all = simulated(reads, 4, &["--keep-going"]);
+    assert_eq!(all.status.code(), Some(1));
+    assert!(stdout(&all).contains("fault: Uninitialized"), "{}", stdout(&all));
+    let message = String::from_utf8(simulated(reads, 4, &["--allow", "everything"]).stderr).expect("text");
+    assert!(message.contains("Race, ProxyOrder") && message.contains("Divergence"), "{message}");
+
+    let message =
+        String::from_utf8(simulated(str::to_owned, 4, &["--device", "sim:sm_80"]).stderr).expect("text");
+    assert!(message.contains("a GPU of sm_80 does not run a module for sm_90"), "{message}");
+    assert!(simulated(str::to_owned, 4, &["--device", "sim:sm_100a:lazy"]).status.success());
+}

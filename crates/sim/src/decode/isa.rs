@@ -5,6 +5,7 @@
 
 use super::atomic::AtomicOp;
 use super::barrier::BarrierOp;
+use super::clc::ClcOp;
 use super::collective::CollectiveOp;
 use super::control::ControlOp;
 use super::copy::CopyOp;
@@ -16,6 +17,7 @@ use super::memory::MemoryOp;
 use super::operands::{Operands, Roles, Uses, operands};
 use super::scalar::ScalarOp;
 use super::special::Special;
+use super::tcgen05::Tcgen05Op;
 use super::tensormap::TensorMapOp;
 use super::wgmma::WgmmaOp;
 use super::wmma::WmmaOp;
@@ -48,6 +50,10 @@ pub(crate) enum Src {
 
 /// An operand that an instruction does not have.
 pub(crate) const ZERO: Src = Src::Imm(0);
+
+/// A source whose value only moves on: the result is undefined where it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Copied(pub(crate) Src);
 
 /// An address operand: base plus constant.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +99,8 @@ operands! {
         Wgmma(WgmmaOp),
         Matrix(MatrixOp),
         Wmma(WmmaOp),
+        Tcgen05(Tcgen05Op),
+        Clc(ClcOp),
     }
 }
 

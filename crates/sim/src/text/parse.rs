@@ -6,13 +6,18 @@
 mod body;
 
 use crate::error::Position;
+use crate::target::{Target, latest_version, version_exists};
 use crate::text::ast::*;
 use crate::text::scan::{Parser, Result};
+use crate::text::types::Ty;
 
 /// Deepest nesting of `{ }` and of operands.
 const MAX_DEPTH: usize = 64;
 /// Largest variable in bytes: beyond what any GPU has.
 const MAX_VARIABLE: u64 = 1 << 40;
+
+/// A place in the text: byte, line and the byte that the line begins at.
+type Place = (usize, u32, usize);
 
 /// What stands before the name of a variable.
 #[derive(Clone, Copy)]
@@ -21,14 +26,18 @@ struct Shape {
     /// Bytes of an element, and of one component of it (they differ for `.v2` and `.v4`).
     element: u64,
     component: u64,
+    ty: Ty,
 }
 
 impl Parser<'_> {
     // ---------------------------------------------------------------- module scope
 
     pub(crate) fn module(mut self) -> Result<ModuleAst> {
-        let mut module = ModuleAst::default();
-        let mut seen_version = false;
+        self.expect_ascii()?;
+        let version = self.version()?;
+        let target = self.target(version)?;
+        let mut module =
+            ModuleAst { target, files: Default::default(), variables: Vec::new(), functions: Vec::new() };
         while !self.at_end() {
             if self.eat(b';') {
                 continue;
@@ -36,20 +45,6 @@ impl Parser<'_> {
             let start = (self.at, self.line, self.line_start);
             let directive = self.directive()?;
             match directive.as_str() {
-                "version" => {
-                    seen_version = true;
-                    module.version = match self.number()? {
-                        Operand::Float(v) => (v as u32, (v.fract() * 10.0).round() as u32),
-                        Operand::Int(v) => (v as u32, 0),
-                        _ => return self.error("expected a version such as 8.3"),
-                    };
-                }
-                "target" => {
-                    module.target = self.name()?;
-                    while self.eat(b',') {
-                        self.name()?;
-                    }
-                }
                 "address_size" => {
                     if self.unsigned32()? != 64 {
                         return self.error("only `.address_size 64` is supported");
@@ -73,10 +68,70 @@ impl Parser<'_> {
                 }
             }
         }
-        if !seen_version {
-            return self.error("the text has no `.version`: it is not a PTX module");
-        }
         Ok(module)
+    }
+
+    /// Moves back, to report what stands there.
+    fn error_at<T>(&mut self, start: Place, message: impl Into<String>) -> Result<T> {
+        (self.at, self.line, self.line_start) = start;
+        self.error(message)
+    }
+
+    /// `.version 8.3`, a version that there is.
+    fn version(&mut self) -> Result<(u32, u32)> {
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        if !self.directive().is_ok_and(|directive| directive == "version") {
+            return self.error_at(start, "the text has no `.version`: it is not a PTX module");
+        }
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        let major = self.digits();
+        let minor = if self.peek() == b'.' {
+            self.bump();
+            self.digits()
+        } else {
+            None
+        };
+        let (Some(major), Some(minor)) = (major, minor) else {
+            return self.error_at(start, "expected a version such as 8.3");
+        };
+        if !version_exists((major, minor)) {
+            let (last, least) = latest_version();
+            return self.error_at(
+                start,
+                format!("there is no PTX {major}.{minor}; the last version here is {last}.{least}"),
+            );
+        }
+        Ok((major, minor))
+    }
+
+    /// `.target sm_90a`, a target that this version of PTX has, and options of the assembler.
+    fn target(&mut self, version: (u32, u32)) -> Result<Target> {
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        if !self.directive().is_ok_and(|directive| directive == "target") {
+            return self.error_at(start, "expected `.target` behind `.version`");
+        }
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        let name = self.name()?;
+        let target: Target = match name.parse() {
+            Ok(target) => target,
+            Err(message) => return self.error_at(start, message),
+        };
+        if let Some((major, minor)) = target.since().filter(|since| *since > version) {
+            let (had, has) = version;
+            let message = format!("PTX {had}.{has} does not have `{name}`, which came with {major}.{minor}");
+            return self.error_at(start, message);
+        }
+        while self.eat(b',') {
+            let option = self.name()?;
+            if !matches!(option.as_str(), "debug" | "texmode_unified" | "texmode_independent") {
+                return self.error(format!("`{option}` is not an option of a target"));
+            }
+        }
+        Ok(target)
     }
 
     fn skip_to_semicolon(&mut self) -> Result<()> {
@@ -150,8 +205,14 @@ impl Parser<'_> {
         loop {
             let mut v = self.declarator(space, shape.align, shape.element)?;
             v.external = external;
+            let start = (self.at, self.line, self.line_start);
             if self.eat(b'=') {
-                self.initializer(&mut v, shape.component)?;
+                if !matches!(space, Space::Global | Space::Const) {
+                    return self.error_at(start, "only global and constant variables have initial values");
+                }
+                self.initializer(&mut v, shape)?;
+            } else if v.count == 0 && !external && space != Space::Param {
+                return self.error_at(start, format!("`{}` has no size and is not `.extern`", v.name));
             }
             out.push(v);
             if !self.eat(b',') {
@@ -178,12 +239,12 @@ impl Parser<'_> {
                 // `.managed` and `.unified` change nothing where host and device share one memory.
                 "attribute" => self.skip_parentheses()?,
                 ty => {
-                    let Some(bytes) = crate::text::types::type_bytes(ty) else {
-                        return self.error(format!("`.{ty}` is not a type"));
+                    let Some(ty) = Ty::parse(ty).filter(|ty| ty.in_memory()) else {
+                        return self.error(format!("`.{ty}` is not a type of a variable"));
                     };
-                    let element = bytes * width;
+                    let element = ty.bytes() * width;
                     let align = if align == 0 { element } else { align };
-                    return Ok(Shape { align, element, component: bytes });
+                    return Ok(Shape { align, element, component: ty.bytes(), ty });
                 }
             }
         }
@@ -213,7 +274,8 @@ impl Parser<'_> {
         Ok(Variable { space, name, align, element, count, external: false, init: None, references, at })
     }
 
-    fn initializer(&mut self, v: &mut Variable, component: u64) -> Result<()> {
+    fn initializer(&mut self, v: &mut Variable, shape: Shape) -> Result<()> {
+        let component = shape.component;
         let mut bytes = Vec::new();
         let braces = self.eat(b'{');
         let mut depth = usize::from(braces);
@@ -236,6 +298,14 @@ impl Parser<'_> {
                     v.references.push(self.reference(bytes.len(), width, mask as u64)?);
                     self.expect(b')')?;
                     0
+                }
+                Some(Operand::Int(_)) if shape.ty.is_float() => {
+                    return self.error(format!("an integer as the initial value of .{}", shape.ty.name()));
+                }
+                Some(Operand::Float(_) | Operand::F32Bits(_) | Operand::F64Bits(_))
+                    if shape.ty.is_integer() =>
+                {
+                    return self.error(format!("a float as the initial value of .{}", shape.ty.name()));
                 }
                 Some(Operand::Int(i)) => (if negative { -i } else { i }) as u64,
                 Some(Operand::F32Bits(b)) => u64::from(b),
@@ -309,6 +379,7 @@ impl Parser<'_> {
             params: Vec::new(),
             returns,
             threads: None,
+            max_registers: None,
             cluster: None,
             body: None,
             at,
@@ -323,11 +394,17 @@ impl Parser<'_> {
                 b'.' => {
                     let d = self.directive()?;
                     match d.as_str() {
-                        "reqntid" | "maxntid" => f.threads = Some((self.triple()?, d == "reqntid")),
+                        "reqntid" | "maxntid" => {
+                            let threads = self.triple()?;
+                            if threads.contains(&0) {
+                                return self.error(format!("`.{d}` takes positive numbers"));
+                            }
+                            f.threads = Some((threads, d == "reqntid"));
+                        }
                         "reqnctapercluster" => f.cluster = Some(self.triple()?),
+                        "maxnreg" => f.max_registers = Some(self.unsigned32()?),
                         "minnctapersm"
                         | "maxnctapersm"
-                        | "maxnreg"
                         | "maxclusterrank"
                         | "abi_preserve"
                         | "abi_preserve_control" => {

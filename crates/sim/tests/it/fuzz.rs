@@ -16,6 +16,24 @@ const FILES: [&str; 7] = [
     include_str!("../ptx/nvcc/calls.sm_90a.ptx"),
 ];
 
+/// Kernels of another compiler, with tensor memory: the smaller ones of the oracles, or all files of a folder that
+/// `FUZZ_FILES` names.
+fn files() -> Vec<String> {
+    let oracles = concat!(env!("CARGO_MANIFEST_DIR"), "/../oracle/ptx");
+    let (folder, most) = match std::env::var("FUZZ_FILES") {
+        Ok(folder) => (folder, usize::MAX),
+        Err(_) => (oracles.to_owned(), 16 << 10),
+    };
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
+    paths.sort();
+    let texts = paths.iter().map(|path| std::fs::read_to_string(path).expect("a file of PTX"));
+    let texts: Vec<String> = texts.filter(|text| text.len() <= most).collect();
+    assert!(texts.iter().any(|text| text.contains("tcgen05")), "no kernel with tensor memory in {folder}");
+    FILES.iter().map(|text| (*text).to_owned()).chain(texts).collect()
+}
+
 /// One or more instructions of every family, to be changed at random.
 const INSTRUCTIONS: &str = include_str!("../fuzz/instructions.ptx");
 
@@ -184,6 +202,8 @@ fn survive(text: &str, seed: u64) -> bool {
             seed,
             hazards: !seed.is_multiple_of(4),
             instruction_limit: 2000,
+            memory_limit: Some(256 << 20),
+            keep_going: seed.is_multiple_of(7),
             trace: seed.is_multiple_of(5),
             ..Options::default()
         };
@@ -210,7 +230,7 @@ fn check(text: &str, seed: u64) -> bool {
 
 #[test]
 fn no_changed_file_panics_or_hangs() {
-    let files: Vec<Vec<String>> = FILES.iter().map(|f| tokens(f)).collect();
+    let files: Vec<Vec<String>> = files().iter().map(|f| tokens(f)).collect();
     let mut rng = Rng(0x1f83_d9ab_fb41_bd6b);
     let mut ran = 0;
     for round in 0..rounds(1500) {
@@ -223,8 +243,9 @@ fn no_changed_file_panics_or_hangs() {
 }
 
 fn kernel(body: &str) -> String {
+    let head = crate::kernel::head(body);
     format!(
-        ".version 8.7\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];
+        "{head}.extern .shared .align 1024 .b8 smem[];
         .global .align 16 .b8 table[64];
         .func (.param .b32 ret) f(.param .b32 x) {{ .reg .b32 r; ld.param.b32 r, [x]; st.param.b32 [ret], r; ret; }}
         .visible .entry k(.param .u64 in, .param .align 64 .b8 map[128])

@@ -1,11 +1,16 @@
 //! The integration tests in one program, which links once and runs the tests of all files side by side.
 
 mod arithmetic;
+mod assembler;
 mod asynchronous;
+mod block_scale;
 mod broken;
+mod clc;
 mod common;
+mod convergence;
 mod conversions;
 mod dependents;
+mod findings;
 mod fuzz;
 mod gemm;
 mod global_races;
@@ -18,6 +23,14 @@ mod mutations;
 mod nvcc;
 mod parser;
 mod robust;
+mod running;
 mod scopes;
 mod stochastic;
+mod tcgen05_copy;
+mod tcgen05_mma;
+mod tcgen05_mma_order;
+mod tcgen05_order;
 mod tensor;
+mod tensor_maps;
+mod tensor_memory;
+mod tma;
