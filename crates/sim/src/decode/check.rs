@@ -158,10 +158,10 @@ impl Decoder<'_, '_> {
                     return self.error(format!("`.sat` does not apply to .{}", ty.name()));
                 }
             }
-            "setp" | "set" if matches!(ty, Ty::B16 | Ty::B32 | Ty::B64) => {
-                if !self.has("eq") && !self.has("ne") {
-                    return self.error("bits are compared with eq or ne");
-                }
+            "setp" | "set"
+                if matches!(ty, Ty::B16 | Ty::B32 | Ty::B64) && !self.has("eq") && !self.has("ne") =>
+            {
+                return self.error("bits are compared with eq or ne");
             }
             "ld" | "st" => {
                 let bits = ty.bits() as usize * self.vector_width();

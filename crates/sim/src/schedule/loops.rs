@@ -22,9 +22,24 @@ struct Loop {
 }
 
 /// What a warp does next follows from this and from memory.
-fn state(warp: &Warp) -> (Vec<(u32, u32, usize)>, Vec<u64>, Vec<u8>, u32) {
-    let groups = warp.groups.iter().map(|g| (g.pc, g.mask, g.stack.len())).collect();
-    (groups, warp.regs.clone(), warp.local.clone(), warp.carry)
+#[derive(PartialEq)]
+struct WarpState {
+    /// Of each group: program counter, lanes and depth of calls.
+    groups: Vec<(u32, u32, usize)>,
+    registers: Vec<u64>,
+    local: Vec<u8>,
+    carry: u32,
+}
+
+impl WarpState {
+    fn of(warp: &Warp) -> WarpState {
+        WarpState {
+            groups: warp.groups.iter().map(|g| (g.pc, g.mask, g.stack.len())).collect(),
+            registers: warp.regs.clone(),
+            local: warp.local.clone(),
+            carry: warp.carry,
+        }
+    }
 }
 
 impl Grid<'_> {
@@ -32,13 +47,13 @@ impl Grid<'_> {
     /// memory, or loops of all warps that can run.
     pub(super) fn endless(&mut self, live: &mut [Cluster]) -> Result<Option<Fault>, Fault> {
         let (mut loops, mut others) = (Vec::new(), false);
-        for c in 0..live.len() {
-            for w in 0..live[c].warps.len() {
-                if live[c].warps[w].groups.iter().all(|group| group.wait.is_some()) {
+        for (index, cluster) in live.iter_mut().enumerate() {
+            for w in 0..cluster.warps.len() {
+                if cluster.warps[w].groups.iter().all(|group| group.wait.is_some()) {
                     continue;
                 }
-                match self.walk(&mut live[c], w)? {
-                    Some(code) => loops.push(Loop { cluster: c, warp: w, code }),
+                match self.walk(cluster, w)? {
+                    Some(code) => loops.push(Loop { cluster: index, warp: w, code }),
                     None => others = true,
                 }
                 if others && loops.is_empty() && w > 64 {
@@ -59,7 +74,7 @@ impl Grid<'_> {
     fn walk(&mut self, cluster: &mut Cluster, w: usize) -> Result<Option<BTreeSet<u32>>, Fault> {
         let mut warp = std::mem::take(&mut cluster.warps[w]);
         let before = (self.progress, self.polls);
-        let start = state(&warp);
+        let start = WarpState::of(&warp);
         let first = (warp.groups[0].pc, warp.groups[0].mask);
         let mut code = BTreeSet::new();
         let mut found = Ok(None);
@@ -77,7 +92,7 @@ impl Grid<'_> {
             if (self.progress, self.polls) != before {
                 break;
             }
-            if warp.groups.first().map(|g| (g.pc, g.mask)) == Some(first) && state(&warp) == start {
+            if warp.groups.first().map(|g| (g.pc, g.mask)) == Some(first) && WarpState::of(&warp) == start {
                 found = Ok(Some(code));
                 break;
             }
