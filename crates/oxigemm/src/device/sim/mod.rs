@@ -260,6 +260,10 @@ impl Sim {
         }
         // Without the lock, which a fork would leave locked in the child. A thread that was first keeps its own.
         let refuse = |reason: String| Error::Kernel { name: kernel.name(), reason };
+        let arch = self.inner.limits.arch;
+        if kernel.arch() != arch {
+            return Err(refuse(format!("it is written for {}, and the device is {arch}", kernel.arch())));
+        }
         let ptx = kernel.build().map_err(|error| refuse(error.to_string()))?;
         let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
         Ok(Arc::clone(lock(&self.inner.kernels).entry(*kernel).or_insert(module)))
