@@ -72,6 +72,92 @@ pub enum FaultKind {
     Interrupted,
 }
 
+impl FaultKind {
+    /// Every kind.
+    pub const ALL: [FaultKind; 20] = [
+        FaultKind::Launch,
+        FaultKind::OutOfBounds,
+        FaultKind::Misaligned,
+        FaultKind::Uninitialized,
+        FaultKind::Race,
+        FaultKind::ProxyOrder,
+        FaultKind::WgmmaRegister,
+        FaultKind::TensorMap,
+        FaultKind::OverArrival,
+        FaultKind::TransactionCount,
+        FaultKind::WrongParity,
+        FaultKind::BarrierInit,
+        FaultKind::PeerExited,
+        FaultKind::WorkInFlight,
+        FaultKind::Deadlock,
+        FaultKind::Divergence,
+        FaultKind::BadOperand,
+        FaultKind::Trap,
+        FaultKind::InstructionLimit,
+        FaultKind::Interrupted,
+    ];
+
+    /// Its name: what [`FromStr`](std::str::FromStr) reads.
+    pub fn name(self) -> String {
+        format!("{self:?}")
+    }
+
+    /// Whether a run can go on after a fault of this kind: [`Options::allow`](crate::Options::allow) and
+    /// [`Options::keep_going`](crate::Options::keep_going) have an effect on it. Some faults of these kinds still end
+    /// a run: an mbarrier that was never initialized, a tensor map that is none.
+    pub fn can_go_on(self) -> bool {
+        use FaultKind::*;
+        matches!(
+            self,
+            Uninitialized
+                | Race
+                | ProxyOrder
+                | WgmmaRegister
+                | TensorMap
+                | BarrierInit
+                | PeerExited
+                | WorkInFlight
+                | Divergence
+        )
+    }
+}
+
+impl std::str::FromStr for FaultKind {
+    type Err = String;
+
+    /// By its name, in upper or lower case.
+    fn from_str(name: &str) -> Result<FaultKind, String> {
+        FaultKind::ALL.into_iter().find(|kind| kind.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+            let names: Vec<String> = FaultKind::ALL.into_iter().map(FaultKind::name).collect();
+            format!("`{name}` is not a kind of fault: they are {}", names.join(", "))
+        })
+    }
+}
+
+/// A set of kinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultKinds(u32);
+
+impl FaultKinds {
+    /// Adds a kind.
+    pub fn insert(&mut self, kind: FaultKind) {
+        self.0 |= 1 << kind as u32;
+    }
+
+    /// Whether it has a kind.
+    pub fn contains(self, kind: FaultKind) -> bool {
+        self.0 >> kind as u32 & 1 == 1
+    }
+}
+
+impl FromIterator<FaultKind> for FaultKinds {
+    fn from_iter<I: IntoIterator<Item = FaultKind>>(kinds: I) -> FaultKinds {
+        let mut set = FaultKinds::default();
+        kinds.into_iter().for_each(|kind| set.insert(kind));
+        set
+    }
+}
+
 /// A place in a running kernel: the instruction, its source line and who ran it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {

@@ -103,10 +103,11 @@ mod options;
 mod report;
 mod rng;
 mod schedule;
+mod target;
 mod text;
 mod units;
 
-pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place, Position};
+pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Position};
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
 pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
@@ -114,4 +115,5 @@ pub use mutate::{Mutant, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
+pub use target::{Features, Target};
 pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

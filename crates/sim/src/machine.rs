@@ -154,6 +154,10 @@ impl Machine {
             ));
         };
         let place = |f: Fault| f.note(format!("`{}` is declared at {}", kernel.name, kernel.at));
+        if let Some(gpu) = options.gpu.filter(|gpu| !gpu.runs(module.target())) {
+            let message = format!("a GPU of {gpu} does not run a module for {}", module.target());
+            return Err(place(Fault::launch(LaunchPart::Entry, message)));
+        }
         let geometry = geometry(kernel, launch).map_err(place)?;
         let params = parameters(kernel, launch).map_err(place)?;
         for (_, address, bytes, init) in &module.variables {

@@ -3,6 +3,7 @@
 use crate::decode::{self, Kernel};
 use crate::error::{ParseError, Position};
 use crate::memory::{FUNCTION_WINDOW, MODULE_WINDOW};
+use crate::target::Target;
 use crate::text::ast::{ModuleAst, Space, Variable};
 use crate::text::names::Names;
 use crate::text::scan::Parser;
@@ -20,7 +21,7 @@ pub struct Module {
     pub(crate) kernels: BTreeMap<String, Kernel>,
     pub(crate) variables: Vec<(String, u64, usize, Option<Vec<u8>>)>,
     /// The `.target` of the text.
-    target: String,
+    target: Target,
 }
 
 impl Module {
@@ -53,8 +54,8 @@ impl Module {
     }
 
     /// The `.target` of the module.
-    pub fn target(&self) -> &str {
-        &self.target
+    pub fn target(&self) -> Target {
+        self.target
     }
 
     /// The address of a global or constant variable.

@@ -1,5 +1,8 @@
 //! Options of a run: the schedule, and what is looked for and recorded.
 
+use crate::error::FaultKinds;
+use crate::target::Target;
+
 /// When asynchronous work happens, and in which order warps run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -20,8 +23,19 @@ pub struct Options {
     pub seed: u64,
     /// Whether hazards are looked for. Without, only what stops a real kernel is reported.
     pub hazards: bool,
+    /// Kinds of faults that are only noted ([`Report::notes`](crate::Report::notes)), once for every pair of places,
+    /// where the run [can go on](crate::FaultKind::can_go_on).
+    pub allow: FaultKinds,
+    /// Whether the run goes on after faults, where it [can](crate::FaultKind::can_go_on), and lists them all
+    /// ([`Report::faults`](crate::Report::faults)), once for every pair of places. `Machine::run` is then `Ok` also
+    /// where there are some.
+    pub keep_going: bool,
+    /// Whether what is otherwise noted is a fault: what the manual does not promise and hardware does all the same.
+    pub strict: bool,
     /// Whether [`Report::trace`](crate::Report::trace) is recorded.
     pub trace: bool,
+    /// The GPU, which must run the module's target; that of the module where it is `None`.
+    pub gpu: Option<Target>,
     /// CTAs that run at the same time.
     pub resident_ctas: u32,
     /// Warp instructions after which the run is given up.
@@ -34,7 +48,11 @@ impl Default for Options {
             policy: Policy::Eager,
             seed: 0,
             hazards: true,
+            allow: FaultKinds::default(),
+            keep_going: false,
+            strict: false,
             trace: false,
+            gpu: None,
             resident_ctas: 132,
             instruction_limit: 20_000_000_000,
         }

@@ -1,6 +1,6 @@
 //! Report of a run: counts, executed lines and the timeline.
 
-use crate::error::Place;
+use crate::error::{Fault, Place};
 
 /// What a run did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +15,13 @@ pub struct Report {
     pub ctas: u64,
     /// Lines of the PTX text with an instruction that some lane executed (not predicated off), in order.
     pub lines: Vec<u32>,
+    /// What is not a fault and worth a look: faults of [kinds that are allowed](crate::Options::allow), and what
+    /// hardware does though the manual does not promise it. Once for every pair of places.
+    pub notes: Vec<Fault>,
+    /// The faults of a run that [goes on](crate::Options::keep_going) after them, once for every pair of places.
+    pub faults: Vec<Fault>,
+    /// Whether the last of these faults has ended the run.
+    pub stopped: bool,
     /// What ran when, if asked for.
     pub trace: Vec<TraceEvent>,
 }

@@ -5,6 +5,7 @@ use crate::error::{Fault, FaultKind, Place};
 use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::exec::context::Cx;
 use crate::exec::exit;
+use crate::exec::finding::Findings;
 use crate::exec::tensormap::MapChange;
 use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
 use crate::exec::{self, WarpStatus};
@@ -47,6 +48,7 @@ struct Grid<'a> {
     progress: u64,
     polls: u64,
     executed: Vec<bool>,
+    findings: Findings,
     maps: HashMap<u64, MapChange>,
     global: GlobalShadow,
     predecessor: Option<&'a Footprint>,
@@ -74,6 +76,7 @@ pub(crate) fn run_grid(
         progress: 0,
         polls: 0,
         executed: vec![false; kernel.code.len()],
+        findings: Findings::default(),
         maps: HashMap::new(),
         global: GlobalShadow::new(kernel.scoped),
         predecessor,
@@ -86,6 +89,15 @@ pub(crate) fn run_grid(
     grid.report.lines = lines.collect();
     grid.report.lines.sort_unstable();
     grid.report.lines.dedup();
+    let outcome = match outcome {
+        // The last of the faults, which ended the run.
+        Err(fault) if options.keep_going && fault.kind != FaultKind::Interrupted => {
+            grid.report.faults.push(fault);
+            grid.report.stopped = true;
+            Ok(())
+        }
+        outcome => outcome,
+    };
     (outcome.map(|()| grid.report), footprint)
 }
 
@@ -238,6 +250,7 @@ impl Grid<'_> {
             progress: &mut self.progress,
             polls: &mut self.polls,
             executed: &mut self.executed,
+            findings: &mut self.findings,
             maps: &mut self.maps,
             global: &mut self.global,
             predecessor: self.predecessor,

@@ -158,7 +158,8 @@ impl Device {
     }
 }
 
-/// `auto`, `cpu`, `cuda`, `cuda:N`, `sim`, or `sim:` with a schedule: `eager`, `lazy`, or the seed of a random one.
+/// `auto`, `cpu`, `cuda`, `cuda:N`, `sim`, or `sim:` with a GPU (`sm_90a`), a schedule (`eager`, `lazy`, or the seed of a
+/// random one), or both: `sim:sm_100a:lazy`.
 impl FromStr for Device {
     type Err = Error;
 
@@ -175,9 +176,12 @@ impl FromStr for Device {
                     Ok(ordinal) => Device::cuda(ordinal),
                     Err(_) => refuse("expected the number of a GPU behind `cuda:`"),
                 },
-                Some(("sim", schedule)) => match options(schedule) {
+                Some(("sim", how)) => match options(how) {
                     Some(options) => Ok(Device::Sim(Sim::with_options(options))),
-                    None => refuse("expected eager, lazy or the seed of a random schedule behind `sim:`"),
+                    None => refuse(
+                        "expected a GPU such as sm_100a, or eager, lazy or the seed of a random schedule behind \
+                         `sim:`, or both: sim:sm_100a:lazy",
+                    ),
                 },
                 _ => refuse("expected auto, cpu, sim, cuda or cuda:N"),
             },
@@ -185,14 +189,19 @@ impl FromStr for Device {
     }
 }
 
-/// The options of a schedule's name.
-fn options(schedule: &str) -> Option<Options> {
+/// The options of a name: a GPU, a schedule, or a GPU and a schedule.
+fn options(how: &str) -> Option<Options> {
+    let (gpu, schedule) = match how.split_once(':') {
+        Some((gpu, schedule)) => (Some(gpu.parse().ok()?), schedule),
+        None if how.starts_with("sm_") => (Some(how.parse().ok()?), "eager"),
+        None => (None, how),
+    };
     let (policy, seed) = match schedule {
         "eager" => (Policy::Eager, 0),
         "lazy" => (Policy::Lazy, 0),
         seed => (Policy::Random, seed.parse().ok()?),
     };
-    Some(Options { policy, seed, ..Options::default() })
+    Some(Options { policy, seed, gpu, ..Options::default() })
 }
 
 impl fmt::Display for Device {
@@ -221,7 +230,9 @@ mod tests {
             ("", "expected auto"),
             ("cuda:", "the number of a GPU"),
             ("cuda:-1", "the number of a GPU"),
-            ("sim:late", "expected eager, lazy or the seed"),
+            ("sim:late", "eager, lazy or the seed"),
+            ("sim:sm_999", "expected a GPU such as sm_100a"),
+            ("sim:lazy:sm_100a", "sim:sm_100a:lazy"),
         ] {
             let error = name.parse::<Device>().unwrap_err();
             assert!(matches!(error, Error::DeviceName { .. }));
@@ -240,6 +251,14 @@ mod tests {
         for (name, policy, seed) in
             [("sim", Policy::Eager, 0), ("sim:lazy", Policy::Lazy, 0), ("sim:17", Policy::Random, 17)]
         {
+            for (gpu, name) in
+                [(None, name.to_owned()), (Some("sm_100a"), name.replacen("sim", "sim:sm_100a", 1))]
+            {
+                let device: Device = name.parse().unwrap();
+                let options = device.as_sim().unwrap().options();
+                assert_eq!((options.policy, options.seed), (policy, seed), "{name}");
+                assert_eq!(options.gpu, gpu.map(|gpu| gpu.parse().unwrap()), "{name}");
+            }
             let device: Device = name.parse().unwrap();
             let options = device.as_sim().unwrap().options();
             assert_eq!((options.policy, options.seed, options.hazards), (policy, seed, true));

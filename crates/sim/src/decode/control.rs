@@ -31,6 +31,33 @@ operands! {
     }
 }
 
+/// Where lanes go after an instruction whose guard lets them run it.
+pub(super) enum Flow<'a> {
+    /// To the next one.
+    Step,
+    /// To one of these.
+    Jump(&'a [u32]),
+    /// Back to the caller; out of the kernel, in the entry.
+    Return,
+    /// Out of the kernel.
+    Exit,
+    /// Nowhere.
+    Trap,
+}
+
+impl Op {
+    pub(super) fn flow(&self) -> Flow<'_> {
+        match self {
+            Op::Control(ControlOp::Branch { target }) => Flow::Jump(std::slice::from_ref(target)),
+            Op::Control(ControlOp::BranchIndexed { targets, .. }) => Flow::Jump(targets),
+            Op::Control(ControlOp::Return) => Flow::Return,
+            Op::Control(ControlOp::Exit) => Flow::Exit,
+            Op::Control(ControlOp::Trap) => Flow::Trap,
+            _ => Flow::Step,
+        }
+    }
+}
+
 /// The return at the end of a function that has none.
 pub(super) const RETURN: Op = Op::Control(ControlOp::Return);
 

@@ -44,6 +44,7 @@ impl Decoder<'_, '_> {
                 _ => return self.error(format!("`{name}` is not a predicate register")),
             },
         };
+        self.check_target()?;
         let op = self.operation()?;
         Ok((op, guard))
     }
@@ -195,7 +196,12 @@ impl Decoder<'_, '_> {
                     .error(format!("`{name}` has no address: it is a kernel, or is not defined here"));
             }
             None => match Special::parse(name) {
-                Some(s) => Src::Special(s),
+                Some(s) => {
+                    if name.contains("cluster") {
+                        self.require(&format!("`{name}`"), super::target::CLUSTERS)?;
+                    }
+                    Src::Special(s)
+                }
                 None => return self.error(format!("`{name}` is not declared")),
             },
         })

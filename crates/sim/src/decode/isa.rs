@@ -49,6 +49,10 @@ pub(crate) enum Src {
 /// An operand that an instruction does not have.
 pub(crate) const ZERO: Src = Src::Imm(0);
 
+/// A source whose value only moves on: the result is undefined where it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Copied(pub(crate) Src);
+
 /// An address operand: base plus constant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addr {

@@ -15,6 +15,7 @@ pub(crate) mod cp_async;
 mod cvt;
 mod decoder;
 pub(crate) mod fence;
+pub(crate) mod flow;
 pub(crate) mod isa;
 pub(crate) mod matrix;
 pub(crate) mod mbarrier;
@@ -23,6 +24,7 @@ pub(crate) mod operands;
 mod reach;
 pub(crate) mod scalar;
 pub(crate) mod special;
+pub(crate) mod target;
 pub(crate) mod tensormap;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;
@@ -75,8 +77,18 @@ pub(crate) struct Kernel {
     pub(crate) files: std::collections::BTreeMap<u32, String>,
     /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
     pub(crate) scoped: bool,
+    /// The instructions of its functions, the entry first.
+    functions: Vec<std::ops::Range<u32>>,
+    joins: std::sync::OnceLock<flow::Joins>,
     /// What its text calls its parts.
     pub(crate) names: crate::text::names::Names,
+}
+
+impl Kernel {
+    /// Where lanes that branches separate come together again.
+    pub(crate) fn joins(&self) -> &flow::Joins {
+        self.joins.get_or_init(|| flow::Joins::of(&self.code, &self.functions))
+    }
 }
 
 /// What a name stands for.
@@ -173,6 +185,11 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     for f in &functions {
         collect_names(f, &mut used);
     }
+    if entry.cluster.is_some()
+        && let Some(why) = target::missing(module.target, target::CLUSTERS)
+    {
+        return fail(entry.at, format!("the clusters of `{}`: {why}", entry.name));
+    }
     let mut linker = Linker {
         module,
         globals,
@@ -206,7 +223,10 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     }
     let mut code = Vec::new();
     let mut opcodes = Vec::new();
+    let mut ranges = Vec::new();
     for f in &functions {
+        let Signature { start, end, .. } = linker.signatures[&f.name];
+        ranges.push(start..end);
         let entry_params: &[ParamSlot] = if f.entry { &params } else { &[] };
         linker.function(f, entry_params, &mut code, &mut opcodes)?;
     }
@@ -215,6 +235,8 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         scoped: linker.scoped,
         code,
         opcodes,
+        functions: ranges,
+        joins: Default::default(),
         names: Default::default(),
         registers: linker.registers,
         params,
@@ -353,10 +375,9 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
-                    let copies = guard.is_none() && i.opcode[0] == "mov" && op.is_plain();
                     let roles = Roles::of(&op);
                     self.scoped |= roles.scope.is_some_and(|scope| scope < crate::hazard::Scope::Gpu);
-                    let uses = roles.uses(guard, copies);
+                    let uses = roles.uses(guard);
                     let Position { line, column } = i.at;
                     code.push(Inst { op, guard, uses, line, column, loc });
                     opcodes.push(i.opcode.join(".").into());

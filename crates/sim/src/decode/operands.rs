@@ -1,25 +1,27 @@
 //! Operand roles: which registers an instruction reads and which it writes.
 //!
-//! The type of a field is its role. A [`Src`] and the base of an [`Addr`] are read, a [`Reg`] is written, an
-//! [`AsyncRegs`] belongs to an asynchronous unit until a wait, and a modifier touches no register. The `operands!`
+//! The type of a field is its role. A [`Src`] and the base of an [`Addr`] are read, a [`Reg`] is written, a
+//! [`Copied`] is read and may be undefined, an [`AsyncRegs`] belongs to an asynchronous unit until a wait, and a modifier touches no register. The `operands!`
 //! macro declares an instruction and collects its roles field by field, so that a new instruction states them once.
 
-use super::isa::{Addr, AsyncRegs, Reg, Src};
+use super::isa::{Addr, AsyncRegs, Copied, Reg, Src};
 use crate::hazard::Scope;
 
 /// Registers that an instruction reads and writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     pub(crate) reads: Box<[Reg]>,
+    /// Registers that a move or a selection hands on, also where they were never written, as compilers do where paths
+    /// join.
+    pub(crate) copied: Box<[Reg]>,
     pub(crate) writes: Box<[Reg]>,
-    /// A plain move: it may copy a register that was never written, as compilers do where paths join.
-    pub(crate) copies: bool,
 }
 
 /// Roles as they are collected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Roles {
     pub(crate) reads: Vec<Reg>,
+    pub(crate) copied: Vec<Reg>,
     pub(crate) writes: Vec<Reg>,
     /// The scope of a strong access or a fence.
     pub(crate) scope: Option<Scope>,
@@ -33,11 +35,11 @@ impl Roles {
     }
 
     /// The registers of an instruction with this guard, each read once.
-    pub(crate) fn uses(mut self, guard: Option<(Reg, bool)>, copies: bool) -> Uses {
+    pub(crate) fn uses(mut self, guard: Option<(Reg, bool)>) -> Uses {
         self.reads.extend(guard.map(|g| g.0));
         self.reads.sort_unstable();
         self.reads.dedup();
-        Uses { reads: self.reads.into(), writes: self.writes.into(), copies }
+        Uses { reads: self.reads.into(), copied: self.copied.into(), writes: self.writes.into() }
     }
 }
 
@@ -50,6 +52,14 @@ impl Operands for Src {
     fn collect(&self, roles: &mut Roles) {
         if let Src::Reg(r) | Src::Not(r) = self {
             roles.reads.push(*r);
+        }
+    }
+}
+
+impl Operands for Copied {
+    fn collect(&self, roles: &mut Roles) {
+        if let Src::Reg(r) | Src::Not(r) = self.0 {
+            roles.copied.push(r);
         }
     }
 }
@@ -115,6 +125,7 @@ modifiers!(
     crate::text::ast::Space,
     crate::text::types::Ty,
     crate::arith::AluFn,
+    fn(u64) -> bool,
     crate::arith::Alu4Fn,
     crate::arith::CarryFn,
     crate::arith::CmpFn,
@@ -219,8 +230,8 @@ mod tests {
 
     #[test]
     fn a_guard_is_read_and_every_register_once() {
-        let roles = Roles { reads: vec![Reg(5), Reg(2), Reg(5)], writes: vec![Reg(1)], scope: None };
-        let uses = roles.uses(Some((Reg(3), true)), false);
+        let roles = Roles { reads: vec![Reg(5), Reg(2), Reg(5)], writes: vec![Reg(1)], ..Roles::default() };
+        let uses = roles.uses(Some((Reg(3), true)));
         assert_eq!((&*uses.reads, &*uses.writes), (&[Reg(2), Reg(3), Reg(5)][..], &[Reg(1)][..]));
     }
 

@@ -2,7 +2,7 @@
 
 use super::Result;
 use super::decoder::{Claim, Decoder};
-use super::isa::{Op, Reg, Src, ZERO};
+use super::isa::{Copied, Op, Reg, Src, ZERO};
 use super::operands::{modifiers, operands};
 use crate::arith::alu;
 use crate::arith::cvt::Cvt;
@@ -66,19 +66,16 @@ operands! {
         },
         /// `lop3` with a predicate.
         Lop3(Box<Lop3>),
+        /// `mov`: one register.
+        Copy { f: AluFn, dst: Reg, a: Copied },
+        /// `selp`, `slct`: a where the function of c says so, else b.
+        Select { choose: fn(u64) -> bool, dst: Reg, a: Copied, b: Copied, c: Src },
         /// Copies of whole registers: `mov.b128`.
         Move { pairs: Box<[(Reg, Src)]> },
         /// `mov.b64 d, {lo, hi}`
         Pack { dst: Reg, parts: Box<[Src]>, bits: u32 },
         /// `mov.b64 {lo, hi}, a`
         Unpack { parts: Box<[Option<Reg>]>, src: Src, bits: u32 },
-    }
-}
-
-impl Op {
-    /// Whether it is one function of whole registers.
-    pub(super) fn is_plain(&self) -> bool {
-        matches!(self, Op::Scalar(ScalarOp::Alu { .. }))
     }
 }
 
@@ -250,7 +247,7 @@ impl Decoder<'_, '_> {
         let Some((f, _)) = alu::lookup(&["mov".to_owned()], ty, self.mode()) else {
             return self.unsupported();
         };
-        Ok(ScalarOp::Alu { f, dst, a, b: ZERO, c: ZERO })
+        Ok(ScalarOp::Copy { f, dst, a: Copied(a) })
     }
 
     /// `mov.b128` between registers, or from and to a pair of 64-bit ones.
@@ -345,11 +342,10 @@ impl Decoder<'_, '_> {
     fn selp(&mut self) -> Result<ScalarOp> {
         self.expect_operands(4, 4)?;
         let ty = self.ty()?;
-        let Some((f, _)) = alu::lookup(&["selp".to_owned()], ty, self.mode()) else {
+        if alu::lookup(&["selp".to_owned()], ty, self.mode()).is_none() {
             return self.unsupported();
-        };
-        let dst = self.dst(0)?;
-        Ok(ScalarOp::Alu { f, dst, a: self.src(1, ty)?, b: self.src(2, ty)?, c: self.src(3, Ty::Pred)? })
+        }
+        self.select(ty, Ty::Pred, |c| c & 1 == 1)
     }
 
     fn slct(&mut self) -> Result<ScalarOp> {
@@ -357,19 +353,17 @@ impl Decoder<'_, '_> {
         if types.len() != 2 {
             return self.unsupported();
         }
-        let f: AluFn = match types[1] {
-            Ty::S32 => |a, b, c| if c as i32 >= 0 { a } else { b },
-            Ty::F32 => |a, b, c| if f32::from_bits(c as u32) >= 0.0 { a } else { b },
-            _ => return self.unsupported(),
-        };
+        match types[1] {
+            Ty::S32 => self.select(types[0], Ty::S32, |c| c as i32 >= 0),
+            Ty::F32 => self.select(types[0], Ty::F32, |c| f32::from_bits(c as u32) >= 0.0),
+            _ => self.unsupported(),
+        }
+    }
+
+    fn select(&mut self, ty: Ty, by: Ty, choose: fn(u64) -> bool) -> Result<ScalarOp> {
         let dst = self.dst(0)?;
-        Ok(ScalarOp::Alu {
-            f,
-            dst,
-            a: self.src(1, types[0])?,
-            b: self.src(2, types[0])?,
-            c: self.src(3, types[1])?,
-        })
+        let (a, b) = (Copied(self.src(1, ty)?), Copied(self.src(2, ty)?));
+        Ok(ScalarOp::Select { choose, dst, a, b, c: self.src(3, by)? })
     }
 
     /// `lop3.or.b32 d|p, a, b, c, table, q`: p is whether the result has a bit, combined with q.

@@ -4,7 +4,6 @@ use super::context::Cx;
 use super::warp::{Wait, Warp};
 use super::{Issue, Next};
 use crate::error::{Fault, FaultKind};
-use crate::options::Policy;
 
 /// Requires that the lanes of `need` (that have not exited) are all in this group.
 pub(super) fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
@@ -22,8 +21,8 @@ pub(super) fn converged(warp: &mut Warp, cx: &mut Cx<'_>, active: u32) {
 }
 
 /// Requires that the whole warp runs this instruction.
-pub(super) fn aligned(warp: &mut Warp, cx: &Cx<'_>, at: Issue) -> Result<Option<Next>, Fault> {
-    let Issue { pc, mask, active, .. } = at;
+pub(super) fn aligned(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Option<Next>, Fault> {
+    let Issue { mask, active, .. } = at;
     if active != mask {
         return Err(Fault::new(
             FaultKind::Divergence,
@@ -33,27 +32,41 @@ pub(super) fn aligned(warp: &mut Warp, cx: &Cx<'_>, at: Issue) -> Result<Option<
             ),
         ));
     }
-    if let Some(next) = converge(warp, mask, warp.valid)? {
-        return Ok(Some(next));
+    if cx.options.hazards {
+        expect_together(warp, cx, at)?;
     }
-    match warp.convergence.diverged_at(!warp.exited) {
-        Some(branch) if must_be_together(cx, pc) => {
-            let mut fault = Fault::new(
-                FaultKind::Divergence,
-                "the warp may be diverged at this `.aligned` instruction: a branch has separated its lanes, and \
-                 nothing since has waited for all of them (bar.warp.sync would)",
-            );
-            fault.other = Some(Box::new(cx.place(warp.index, branch)));
-            Err(fault)
-        }
-        _ => Ok(None),
-    }
+    converge(warp, mask, warp.valid)
 }
 
-/// Whether a diverged warp is an error here. `bar.sync` and its kind are what compilers write for `__syncthreads`,
-/// with the reconvergence before it.
-fn must_be_together(cx: &Cx<'_>, pc: u32) -> bool {
-    cx.options.hazards
-        && cx.options.policy != Policy::Eager
-        && !cx.kernel.opcodes[pc as usize].starts_with("bar.")
+/// No lane of the group may be apart from the others, and none of the warp may have left.
+fn expect_together(warp: &Warp, cx: &mut Cx<'_>, at: Issue) -> Result<(), Fault> {
+    let by = (warp.index, at.pc);
+    let opcode = &cx.kernel.opcodes[at.pc as usize];
+    // What compilers write for `__syncthreads`, with the reconvergence before it.
+    if opcode.starts_with("bar.") {
+        return Ok(());
+    }
+    if let Some(branch) = warp.convergence.diverged_at(at.mask) {
+        return cx.hazard(FaultKind::Divergence, by, Some(branch), |cx| {
+            let mut fault = Fault::new(
+                FaultKind::Divergence,
+                "the warp may be diverged at this `.aligned` instruction: it lies between a branch that separates \
+                 lanes and the place where their ways come together, and nothing has waited for all of them \
+                 (bar.warp.sync would)",
+            );
+            fault.other = Some(Box::new(cx.place(warp.index, branch)));
+            fault
+        });
+    }
+    // A barrier of the CTA is for the threads that have not exited.
+    let gone = warp.exited & warp.valid;
+    if gone != 0 && (!opcode.starts_with("barrier.") || opcode.starts_with("barrier.cluster")) {
+        return cx.hazard(FaultKind::Divergence, by, Some(warp.left_at), |cx| {
+            let message = format!("lanes {gone:#010x} have exited before this instruction of the whole warp");
+            let mut fault = Fault::new(FaultKind::Divergence, message);
+            fault.other = Some(Box::new(cx.place(warp.index, warp.left_at)));
+            fault
+        });
+    }
+    Ok(())
 }

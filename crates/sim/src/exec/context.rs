@@ -1,6 +1,7 @@
 //! Context: what an executing warp can reach.
 
 use super::cluster::Cluster;
+use super::finding::Findings;
 use super::tensormap::MapChange;
 use crate::decode::Kernel;
 use crate::error::{Fault, Place};
@@ -26,6 +27,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) polls: &'a mut u64,
     /// Per instruction: whether a lane has executed it.
     pub(crate) executed: &'a mut [bool],
+    /// What was found and did not end the run.
+    pub(crate) findings: &'a mut Findings,
     /// Tensor maps in global memory that the kernel has changed.
     pub(crate) maps: &'a mut HashMap<u64, MapChange>,
     /// Who touched global memory.

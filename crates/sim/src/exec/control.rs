@@ -15,7 +15,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
         ControlOp::Branch { target } => {
             Ok(if active == mask { Next::Jump(*target) } else { Next::Split(*target, active) })
         }
-        ControlOp::BranchIndexed { index, targets } => branch_indexed(warp, *index, targets, at),
+        ControlOp::BranchIndexed { index, targets } => branch_indexed(warp, cx, *index, targets, at),
         ControlOp::Call(target) => call(warp, target, at),
         ControlOp::CallPointer { pointer, targets } => call_pointer(warp, *pointer, targets, at),
         ControlOp::Return => Ok(leave(warp, cx, at, false)),
@@ -48,7 +48,13 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
     }
 }
 
-fn branch_indexed(warp: &mut Warp, index: Src, targets: &[u32], at: Issue) -> Result<Next, Fault> {
+fn branch_indexed(
+    warp: &mut Warp,
+    cx: &Cx<'_>,
+    index: Src,
+    targets: &[u32],
+    at: Issue,
+) -> Result<Next, Fault> {
     let Issue { pc, mask, active, group: g } = at;
     let stack = warp.groups[g].stack.clone();
     let mut parts: Vec<(u32, u32)> = Vec::new();
@@ -68,10 +74,10 @@ fn branch_indexed(warp: &mut Warp, index: Src, targets: &[u32], at: Issue) -> Re
             None => parts.push((*target, 1 << l)),
         }
     }
+    if parts.len() > 1 {
+        warp.convergence.diverge(mask, pc, cx.kernel.joins().after(pc), stack.len());
+    }
     for (i, (target, lanes)) in parts.into_iter().enumerate() {
-        if lanes != mask {
-            warp.convergence.diverge(lanes, pc);
-        }
         if i == 0 {
             warp.groups[g].pc = target;
             warp.groups[g].mask = lanes;
@@ -105,8 +111,8 @@ fn call(warp: &mut Warp, target: &CallTarget, at: Issue) -> Result<Next, Fault> 
     let Issue { pc, mask, active, group: g } = at;
     copy_values(warp, &target.args, active);
     if active != mask {
-        warp.convergence.diverge(active, pc);
         let stack = warp.groups[g].stack.clone();
+        warp.convergence.diverge(mask, pc, Some(pc + 1), stack.len());
         warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: None, timed_out: false, stack });
         warp.groups[g].mask = active;
     }
@@ -145,8 +151,8 @@ fn call_pointer(
     let together = lanes(active).filter(|l| warp.value(pointer, *l) == address).fold(0, |m, l| m | 1 << l);
     if together != active {
         // They come back to this instruction; lanes that are predicated off go with them.
-        warp.convergence.diverge(together, pc);
         let stack = warp.groups[g].stack.clone();
+        warp.convergence.diverge(mask, pc, Some(pc + 1), stack.len());
         warp.groups.push(Group { pc, mask: mask & !together, wait: None, timed_out: false, stack });
         warp.groups[g].mask = together;
     }
@@ -178,8 +184,8 @@ fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
                 }
             }
             if active != mask {
-                warp.convergence.diverge(active, pc);
                 let stack = warp.groups[g].stack.clone();
+                warp.convergence.diverge(mask, pc, cx.kernel.joins().after(pc), stack.len());
                 warp.groups.push(Group {
                     pc: pc + 1,
                     mask: mask & !active,

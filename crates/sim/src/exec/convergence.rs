@@ -1,60 +1,69 @@
-//! Convergence of a warp: which lanes are sure to have reconverged.
+//! Convergence of a warp: which lanes are sure to be together.
 //!
-//! Lanes that a branch has made diverge may stay diverged for as long as they like: PTX promises nothing of where
-//! they meet again. Only an instruction that waits for all of them (`bar.warp.sync`, a shuffle, a vote,
-//! `elect.sync`) makes them converge. An `.aligned` instruction does not: it *requires* a converged warp. A
-//! compiler usually joins the paths behind an `if`, so such a kernel works until the day it does not; under
-//! [`Policy::Eager`](crate::Policy::Eager) lanes join where their paths meet, under the other schedules they do
-//! not.
+//! A branch that sends lanes different ways opens a region, which lanes leave where their ways come together again: at
+//! the branch's immediate post-dominator (`decode::flow`), as compilers join them. Inside of it they may stay apart
+//! for as long as they like, also where two ways meet by chance. An instruction that waits for all of them
+//! (`bar.warp.sync`, a shuffle, a vote, `elect.sync`) closes the region as well. An `.aligned` instruction does not: it
+//! *requires* a converged warp.
 
-/// Lanes that have not diverged since they last converged.
+/// What is between a branch and the place where its lanes come together again.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct Region {
+    /// The lanes that the branch has separated, and those of them that are still on their way.
     lanes: u32,
-    /// The branch at which they diverged from the others.
+    inside: u32,
+    /// Where they come together; none where only a return ends the region.
+    join: Option<u32>,
+    /// How many calls deep.
+    depth: u32,
     branch: u32,
 }
 
-/// The parts of a warp; none while no branch has made it diverge.
+/// The open regions of a warp; none while no branch has separated its lanes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Convergence {
-    parts: Vec<Part>,
+    regions: Vec<Region>,
 }
 
 impl Convergence {
-    /// These lanes go another way than the rest at `branch`.
-    pub(crate) fn diverge(&mut self, lanes: u32, branch: u32) {
-        if self.parts.is_empty() {
-            self.parts.push(Part { lanes: u32::MAX, branch });
+    /// These lanes go different ways at `branch`, and come together at `join`.
+    pub(crate) fn diverge(&mut self, lanes: u32, branch: u32, join: Option<u32>, depth: usize) {
+        let depth = depth as u32;
+        // A loop opens its region once.
+        match self.regions.iter_mut().find(|r| r.join == join && r.depth == depth && r.inside & lanes != 0) {
+            Some(r) => {
+                r.lanes |= lanes;
+                r.inside |= lanes;
+                r.branch = branch;
+            }
+            None => self.regions.push(Region { lanes, inside: lanes, join, depth, branch }),
         }
-        for i in 0..self.parts.len() {
-            let inside = self.parts[i].lanes & lanes;
-            if inside != 0 && inside != self.parts[i].lanes {
-                self.parts[i] = Part { lanes: self.parts[i].lanes & !lanes, branch };
-                self.parts.push(Part { lanes: inside, branch });
+    }
+
+    /// Whether no region is open.
+    pub(crate) fn whole(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// These lanes are at `pc`, so many calls deep.
+    pub(crate) fn arrive(&mut self, lanes: u32, pc: u32, depth: usize) {
+        let depth = depth as u32;
+        for r in &mut self.regions {
+            if depth < r.depth || depth == r.depth && r.join == Some(pc) {
+                r.inside &= !lanes;
             }
         }
+        self.regions.retain(|r| r.inside != 0);
     }
 
     /// An instruction has waited for all of these lanes.
     pub(crate) fn converge(&mut self, lanes: u32) {
-        if self.parts.is_empty() || self.parts.iter().any(|p| lanes & !p.lanes == 0) {
-            return;
-        }
-        let branch = self.parts.iter().find(|p| p.lanes & lanes != 0).map_or(0, |p| p.branch);
-        self.parts.iter_mut().for_each(|p| p.lanes &= !lanes);
-        self.parts.retain(|p| p.lanes != 0);
-        self.parts.push(Part { lanes, branch });
-        if self.parts.len() == 1 {
-            self.parts.clear();
-        }
+        self.regions.retain(|r| r.lanes & !lanes != 0);
     }
 
-    /// The branch since which these lanes may be diverged, if there is one.
-    pub(crate) fn diverged_at(&self, live: u32) -> Option<u32> {
-        let mut parts = self.parts.iter().filter(|p| p.lanes & live != 0);
-        let first = parts.next()?;
-        parts.next().map(|other| first.branch.max(other.branch))
+    /// The branch since which some of these lanes may be diverged, if there is one.
+    pub(crate) fn diverged_at(&self, lanes: u32) -> Option<u32> {
+        self.regions.iter().filter(|r| r.inside & lanes != 0).map(|r| r.branch).max()
     }
 }
 
@@ -63,27 +72,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_are_together_again_when_all_were_waited_for() {
+    fn a_region_ends_where_its_ways_come_together() {
         let mut c = Convergence::default();
-        assert_eq!(c.diverged_at(u32::MAX), None);
-        c.diverge(1, 7);
+        c.diverge(u32::MAX, 7, Some(20), 0);
         assert_eq!(c.diverged_at(u32::MAX), Some(7));
-        assert_eq!(c.diverged_at(u32::MAX - 1), None, "lane 0 has left");
-        c.diverge(0xff00, 9);
-        c.converge(0xff01);
-        assert_eq!(c.diverged_at(0xff01), None);
-        assert_eq!(c.diverged_at(u32::MAX), Some(9));
-        c.converge(u32::MAX);
-        assert_eq!(c.diverged_at(u32::MAX), None);
+        c.arrive(1, 20, 1);
+        assert_eq!(c.diverged_at(1), Some(7), "the same instruction of a deeper call is another place");
+        c.arrive(1, 20, 0);
+        assert_eq!((c.diverged_at(1), c.diverged_at(2)), (None, Some(7)));
+        c.arrive(u32::MAX - 1, 20, 0);
+        assert!(c.whole());
     }
 
     #[test]
-    fn a_part_that_stays_whole_is_not_parted() {
+    fn a_return_ends_what_the_function_opened() {
         let mut c = Convergence::default();
-        c.diverge(0xffff, 3);
-        c.diverge(0xffff, 4);
-        c.converge(0x00ff);
-        assert_eq!(c.diverged_at(0xffff), None);
-        assert_eq!(c.diverged_at(u32::MAX), Some(3));
+        c.diverge(0xff, 7, None, 1);
+        c.arrive(0xf, 30, 1);
+        assert_eq!(c.diverged_at(1), Some(7));
+        c.arrive(0xff, 3, 0);
+        assert!(c.whole());
+    }
+
+    #[test]
+    fn a_wait_for_all_lanes_of_a_branch_ends_its_region() {
+        let mut c = Convergence::default();
+        c.diverge(u32::MAX, 3, None, 0);
+        c.diverge(0xffff, 4, None, 0);
+        c.converge(0xffff);
+        assert_eq!(c.diverged_at(0xffff), Some(4), "the others are still apart from them");
+        c.converge(u32::MAX);
+        assert!(c.whole());
+        c.diverge(u32::MAX, 3, None, 0);
+        c.arrive(0xffff_0000, 9, 0);
+        c.diverge(0xffff, 4, Some(8), 0);
+        c.converge(0xffff);
+        assert_eq!(c.diverged_at(0xffff), Some(3));
     }
 }

@@ -14,6 +14,7 @@ mod cp_async;
 pub(crate) mod exit;
 mod explain;
 mod fence;
+pub(crate) mod finding;
 mod in_flight;
 mod matrix;
 mod mbarrier;
@@ -163,10 +164,16 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     let kernel = cx.kernel;
     let (pc, mask) = (warp.groups[g].pc, warp.groups[g].mask);
     let inst = &kernel.code[pc as usize];
+    // PTX promises nothing of where lanes meet; compilers join them where their ways come together.
+    if !warp.convergence.whole() && !cx.options.strict {
+        warp.convergence.arrive(mask, pc, warp.groups[g].stack.len());
+    }
     let mut active = mask;
     if let Some((r, negate)) = inst.guard {
         if cx.options.hazards && warp.written[r.index()] & mask != mask {
-            return Err(uninitialized(warp, cx, r, mask));
+            cx.hazard(FaultKind::Uninitialized, (warp.index, pc), None, |cx| {
+                uninitialized(warp, cx, r, mask)
+            })?;
         }
         let mut set = 0;
         for l in lanes(mask) {
@@ -211,7 +218,8 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         }
         Next::Split(target, taken) => {
             let rest = mask & !taken;
-            warp.convergence.diverge(taken, pc);
+            let depth = warp.groups[g].stack.len();
+            warp.convergence.diverge(mask, pc, kernel.joins().after(pc), depth);
             let group = &mut warp.groups[g];
             group.mask = taken;
             group.pc = target;
@@ -250,32 +258,44 @@ fn uninitialized(warp: &Warp, cx: &Cx<'_>, r: Reg, lanes_of: u32) -> Fault {
 
 /// Uninitialized reads, and registers that a `wgmma` in flight owns.
 fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Result<(), Fault> {
-    let uses = &cx.kernel.code[pc as usize].uses;
+    let kernel = cx.kernel;
+    let uses = &kernel.code[pc as usize].uses;
     let in_flight = warp.wgmma.issued > 0;
+    let at = (warp.index, pc);
     for &r in &uses.reads {
-        if warp.written[r.index()] & active != active && !uses.copies {
-            return Err(uninitialized(warp, cx, r, active));
+        if warp.written[r.index()] & active != active {
+            cx.hazard(FaultKind::Uninitialized, at, None, |cx| uninitialized(warp, cx, r, active))?;
         }
         if in_flight {
             let (group, writes) = warp.wgmma.busy[r.index()];
             if writes && group > warp.wgmma.waited {
-                return Err(cx.busy_register(warp, r, "read"));
+                cx.busy_register(warp, pc, r, "read")?;
+            }
+        }
+        warp.wgmma.touched[r.index()] = (warp.wgmma.fences + 1, pc);
+    }
+    for &r in &uses.copied {
+        if in_flight {
+            let (group, writes) = warp.wgmma.busy[r.index()];
+            if writes && group > warp.wgmma.waited {
+                cx.busy_register(warp, pc, r, "read")?;
             }
         }
         warp.wgmma.touched[r.index()] = (warp.wgmma.fences + 1, pc);
     }
     for &r in &uses.writes {
         if in_flight && warp.wgmma.busy[r.index()].0 > warp.wgmma.waited {
-            return Err(cx.busy_register(warp, r, "written"));
+            cx.busy_register(warp, pc, r, "written")?;
         }
-        match uses.reads.first() {
-            Some(&from) if uses.copies => {
-                let defined = warp.written[from.index()] & active;
-                warp.written[r.index()] = warp.written[r.index()] & !active | defined;
-            }
-            _ => warp.written[r.index()] |= active,
+        if uses.copied.is_empty() {
+            warp.written[r.index()] |= active;
         }
         warp.wgmma.touched[r.index()] = (warp.wgmma.fences + 1, pc);
+    }
+    if !uses.copied.is_empty()
+        && let Op::Scalar(op) = &kernel.code[pc as usize].op
+    {
+        scalar::follow(warp, op, active);
     }
     Ok(())
 }

@@ -2,9 +2,37 @@
 
 use super::warp::Warp;
 use crate::arith::alu::lop3;
+use crate::decode::isa::{Copied, Reg, Src};
 use crate::decode::scalar::ScalarOp;
 use crate::lanes::lanes;
 use crate::text::types::low_mask;
+
+/// The result of a move or a selection is defined in the lanes where what it hands on is.
+pub(super) fn follow(warp: &mut Warp, op: &ScalarOp, active: u32) {
+    let written = |warp: &Warp, s: &Copied| match s.0 {
+        Src::Reg(r) | Src::Not(r) => warp.written[r.index()],
+        _ => u32::MAX,
+    };
+    let (dst, from, defined) = match op {
+        ScalarOp::Copy { dst, a, .. } => (*dst, [*a, *a], written(warp, a)),
+        ScalarOp::Select { choose, dst, a, b, c } => {
+            let chosen = lanes(active).filter(|l| choose(warp.value(*c, *l))).fold(0u32, |m, l| m | 1 << l);
+            (*dst, [*a, *b], written(warp, a) & chosen | written(warp, b) & !chosen)
+        }
+        _ => return,
+    };
+    warp.written[dst.index()] = warp.written[dst.index()] & !active | defined & active;
+    if defined & active != active {
+        // Whence it is undefined goes with it.
+        let register = |s: &Copied| if let Src::Reg(r) = s.0 { Some(r) } else { None };
+        let undefined = |r: &Reg| warp.written[r.index()] & active != active;
+        let source = from.iter().filter_map(register).filter(undefined).find_map(|r| warp.undefined.get(&r));
+        match source.copied() {
+            Some(pc) => warp.undefined.insert(dst, pc),
+            None => warp.undefined.remove(&dst),
+        };
+    }
+}
 
 pub(super) fn execute(warp: &mut Warp, op: &ScalarOp, active: u32) {
     match op {
@@ -20,6 +48,16 @@ pub(super) fn execute(warp: &mut Warp, op: &ScalarOp, active: u32) {
                 let v = f(warp.value(*a, l), warp.value(*b, l), warp.value(*c, l));
                 warp.set(*dst, l, v);
             }
+        }
+        ScalarOp::Copy { f, dst, a } => {
+            let a = warp.all(a.0);
+            let out = warp.row_mut(*dst);
+            lanes(active).for_each(|l| out[l] = f(a[l], 0, 0));
+        }
+        ScalarOp::Select { choose, dst, a, b, c } => {
+            let (a, b, c) = (warp.all(a.0), warp.all(b.0), warp.all(*c));
+            let out = warp.row_mut(*dst);
+            lanes(active).for_each(|l| out[l] = if choose(c[l]) { a[l] } else { b[l] });
         }
         ScalarOp::Alu4 { f, dst, src } => {
             for l in lanes(active) {

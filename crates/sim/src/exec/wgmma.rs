@@ -83,19 +83,22 @@ impl Cx<'_> {
         (first..end).all(|i| i == warp.index || self.cluster.warps[i as usize].wgmma.issued >= *needed)
     }
 
-    pub(crate) fn busy_register(&self, warp: &Warp, r: Reg, how: &str) -> Fault {
+    /// A register of a `wgmma` in flight is touched at `pc`.
+    pub(crate) fn busy_register(&mut self, warp: &Warp, pc: u32, r: Reg, how: &str) -> Result<(), Fault> {
         let state = &warp.wgmma;
-        let mut fault = Fault::new(
-            FaultKind::WgmmaRegister,
-            format!(
-                "register {} is {how} while the wgmma of group {} that uses it may be in flight (waited for: {})",
-                self.kernel.registers[r.index()],
-                state.busy[r.index()].0,
-                state.waited
-            ),
-        );
-        fault.other = Some(Box::new(self.place(warp.index, state.last_pc)));
-        fault
+        self.hazard(FaultKind::WgmmaRegister, (warp.index, pc), Some(state.last_pc), |cx| {
+            let mut fault = Fault::new(
+                FaultKind::WgmmaRegister,
+                format!(
+                    "register {} is {how} while the wgmma of group {} that uses it may be in flight (waited for: {})",
+                    cx.kernel.registers[r.index()],
+                    state.busy[r.index()].0,
+                    state.waited
+                ),
+            );
+            fault.other = Some(Box::new(cx.place(warp.index, state.last_pc)));
+            fault
+        })
     }
 
     fn issue(&mut self, warp: &mut Warp, w: &Wgmma, pc: u32) -> Result<(), Fault> {

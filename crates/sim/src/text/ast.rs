@@ -1,15 +1,14 @@
 //! The syntax tree of a PTX module: what the text says, before any name or type is resolved.
 
 use crate::error::Position;
+use crate::target::Target;
 use std::collections::BTreeMap;
 
 /// A whole PTX module.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ModuleAst {
-    /// `.version major.minor`.
-    pub version: (u32, u32),
-    /// `.target`, as written.
-    pub target: String,
+    /// `.target`.
+    pub target: Target,
     /// `.file` numbers and names.
     pub files: BTreeMap<u32, String>,
     /// Variables at module scope.

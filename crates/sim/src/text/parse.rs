@@ -6,6 +6,7 @@
 mod body;
 
 use crate::error::Position;
+use crate::target::{Target, latest_version, version_exists};
 use crate::text::ast::*;
 use crate::text::scan::{Parser, Result};
 
@@ -13,6 +14,9 @@ use crate::text::scan::{Parser, Result};
 const MAX_DEPTH: usize = 64;
 /// Largest variable in bytes: beyond what any GPU has.
 const MAX_VARIABLE: u64 = 1 << 40;
+
+/// A place in the text: byte, line and the byte that the line begins at.
+type Place = (usize, u32, usize);
 
 /// What stands before the name of a variable.
 #[derive(Clone, Copy)]
@@ -27,8 +31,10 @@ impl Parser<'_> {
     // ---------------------------------------------------------------- module scope
 
     pub(crate) fn module(mut self) -> Result<ModuleAst> {
-        let mut module = ModuleAst::default();
-        let mut seen_version = false;
+        let version = self.version()?;
+        let target = self.target(version)?;
+        let mut module =
+            ModuleAst { target, files: Default::default(), variables: Vec::new(), functions: Vec::new() };
         while !self.at_end() {
             if self.eat(b';') {
                 continue;
@@ -36,20 +42,6 @@ impl Parser<'_> {
             let start = (self.at, self.line, self.line_start);
             let directive = self.directive()?;
             match directive.as_str() {
-                "version" => {
-                    seen_version = true;
-                    module.version = match self.number()? {
-                        Operand::Float(v) => (v as u32, (v.fract() * 10.0).round() as u32),
-                        Operand::Int(v) => (v as u32, 0),
-                        _ => return self.error("expected a version such as 8.3"),
-                    };
-                }
-                "target" => {
-                    module.target = self.name()?;
-                    while self.eat(b',') {
-                        self.name()?;
-                    }
-                }
                 "address_size" => {
                     if self.unsigned32()? != 64 {
                         return self.error("only `.address_size 64` is supported");
@@ -73,10 +65,70 @@ impl Parser<'_> {
                 }
             }
         }
-        if !seen_version {
-            return self.error("the text has no `.version`: it is not a PTX module");
-        }
         Ok(module)
+    }
+
+    /// Moves back, to report what stands there.
+    fn error_at<T>(&mut self, start: Place, message: impl Into<String>) -> Result<T> {
+        (self.at, self.line, self.line_start) = start;
+        self.error(message)
+    }
+
+    /// `.version 8.3`, a version that there is.
+    fn version(&mut self) -> Result<(u32, u32)> {
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        if !self.directive().is_ok_and(|directive| directive == "version") {
+            return self.error_at(start, "the text has no `.version`: it is not a PTX module");
+        }
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        let major = self.digits();
+        let minor = if self.peek() == b'.' {
+            self.bump();
+            self.digits()
+        } else {
+            None
+        };
+        let (Some(major), Some(minor)) = (major, minor) else {
+            return self.error_at(start, "expected a version such as 8.3");
+        };
+        if !version_exists((major, minor)) {
+            let (last, least) = latest_version();
+            return self.error_at(
+                start,
+                format!("there is no PTX {major}.{minor}; the last version here is {last}.{least}"),
+            );
+        }
+        Ok((major, minor))
+    }
+
+    /// `.target sm_90a`, a target that this version of PTX has, and options of the assembler.
+    fn target(&mut self, version: (u32, u32)) -> Result<Target> {
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        if !self.directive().is_ok_and(|directive| directive == "target") {
+            return self.error_at(start, "expected `.target` behind `.version`");
+        }
+        self.skip_space();
+        let start = (self.at, self.line, self.line_start);
+        let name = self.name()?;
+        let target: Target = match name.parse() {
+            Ok(target) => target,
+            Err(message) => return self.error_at(start, message),
+        };
+        if let Some((major, minor)) = target.since().filter(|since| *since > version) {
+            let (had, has) = version;
+            let message = format!("PTX {had}.{has} does not have `{name}`, which came with {major}.{minor}");
+            return self.error_at(start, message);
+        }
+        while self.eat(b',') {
+            let option = self.name()?;
+            if !matches!(option.as_str(), "debug" | "texmode_unified" | "texmode_independent") {
+                return self.error(format!("`{option}` is not an option of a target"));
+            }
+        }
+        Ok(target)
     }
 
     fn skip_to_semicolon(&mut self) -> Result<()> {

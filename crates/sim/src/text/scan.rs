@@ -127,6 +127,15 @@ impl<'a> Parser<'a> {
         String::from_utf8_lossy(&self.text[start..self.at]).into_owned()
     }
 
+    /// Decimal digits as they stand, where they make a number.
+    pub(crate) fn digits(&mut self) -> Option<u32> {
+        let start = self.at;
+        while self.peek().is_ascii_digit() {
+            self.bump();
+        }
+        std::str::from_utf8(&self.text[start..self.at]).ok()?.parse().ok()
+    }
+
     pub(crate) fn name(&mut self) -> Result<String> {
         self.skip_space();
         if !Self::is_name_start(self.peek()) {

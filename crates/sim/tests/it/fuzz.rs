@@ -223,8 +223,9 @@ fn no_changed_file_panics_or_hangs() {
 }
 
 fn kernel(body: &str) -> String {
+    let head = crate::kernel::head(body);
     format!(
-        ".version 8.7\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];
+        "{head}.extern .shared .align 1024 .b8 smem[];
         .global .align 16 .b8 table[64];
         .func (.param .b32 ret) f(.param .b32 x) {{ .reg .b32 r; ld.param.b32 r, [x]; st.param.b32 [ret], r; ret; }}
         .visible .entry k(.param .u64 in, .param .align 64 .b8 map[128])

@@ -5,8 +5,8 @@ use std::path::Path;
 
 /// Folders and modules, the lowest layer first: each may import those above it in this table and nothing else.
 const ORDER: &[&[&str]] = &[
-    // Faults, lanes and random numbers; options of a run.
-    &["error", "lanes", "options", "rng"],
+    // Faults, targets, lanes and random numbers; options of a run.
+    &["error", "target", "lanes", "options", "rng"],
     &["report"],
     // PTX text, up to the syntax tree.
     &["text"],

@@ -30,7 +30,8 @@ $L__BB0_2:
 
 fn error(body: &str) -> ParseError {
     let text = format!(
-        ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k()\n{{\n.reg .b32 r<4>; .reg .pred p;\n{body}\nret;\n}}"
+        "{}.visible .entry k()\n{{\n.reg .b32 r<4>; .reg .pred p;\n{body}\nret;\n}}",
+        crate::kernel::head(body)
     );
     Module::parse(&text).expect_err(body)
 }
@@ -40,7 +41,7 @@ fn good_text_parses() {
     for k in KERNELS {
         let module = Module::parse(k).unwrap();
         assert_eq!(module.entries().count(), 1);
-        assert!(module.target().starts_with("sm_90a"));
+        assert_eq!(module.target().to_string(), "sm_90a");
     }
     let module = Module::parse(KERNELS[2]).unwrap();
     assert!(module.symbol("counter").is_some() && module.symbol("nothing").is_none());
@@ -94,8 +95,9 @@ fn errors_name_the_place_and_the_reason() {
     }
     assert!(Module::parse("").unwrap_err().message.contains(".version"));
     assert!(Module::parse("int main() {}").is_err());
-    assert!(Module::parse(".version 8.0\n.address_size 32").is_err());
-    let recursive = ".version 8.0\n.func f() { call f; ret; }\n.visible .entry k() { call f; ret; }";
+    assert!(Module::parse(".version 8.0\n.target sm_80\n.address_size 32").is_err());
+    let recursive =
+        ".version 8.0\n.target sm_80\n.func f() { call f; ret; }\n.visible .entry k() { call f; ret; }";
     assert!(Module::parse(recursive).unwrap_err().message.contains("recursion"));
 }
 

@@ -4,11 +4,18 @@ pub mod formats;
 
 use oxigemm_sim::*;
 
+/// The first lines of a module for a target that has these instructions.
+pub fn head(body: &str) -> String {
+    let target = if body.contains("wgmma") { "sm_90a" } else { "sm_100a" };
+    format!(".version 9.4\n.target {target}\n.address_size 64\n")
+}
+
 /// A kernel of `block` threads: the body sees its linear thread number in `t`, and leaves 32-bit results in
 /// `o`; `o2` is stored beside it.
 pub fn module(body: &str) -> Module {
+    let head = head(body);
     let text = format!(
-        ".version 8.4\n.target sm_90a\n.address_size 64\n
+        "{head}
         .extern .shared .align 1024 .b8 smem[];
         .visible .entry k(.param .u64 out, .param .u64 in, .param .u32 n)
         {{

@@ -1,0 +1,64 @@
+//! Findings: a fault that ends the run, one that the run goes on after, or a note.
+
+use super::context::Cx;
+use crate::error::{Fault, FaultKind};
+use std::collections::HashSet;
+
+/// Most places of faults that a run goes on after; the next one ends it.
+const MOST: usize = 1000;
+
+/// What was found so far, by kind, instruction and the instruction of the other side.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Findings(HashSet<(FaultKind, u32, Option<u32>)>);
+
+impl Cx<'_> {
+    /// Whether the run goes on after faults of this kind.
+    pub(crate) fn goes_on(&self, kind: FaultKind) -> bool {
+        self.options.keep_going || self.options.allow.contains(kind)
+    }
+
+    /// A fault of an instruction of a warp, with the instruction on the other side: an error, unless the run goes on
+    /// after faults of its kind. `fault` is called where it is the first of its places.
+    pub(crate) fn hazard(
+        &mut self,
+        kind: FaultKind,
+        (warp, pc): (u32, u32),
+        other: Option<u32>,
+        fault: impl FnOnce(&Self) -> Fault,
+    ) -> Result<(), Fault> {
+        if !self.goes_on(kind) {
+            return Err(self.locate(fault(self), warp, pc));
+        }
+        if self.findings.0.contains(&(kind, pc, other)) {
+            return Ok(());
+        }
+        let fault = self.locate(fault(self), warp, pc);
+        if self.findings.0.len() >= MOST {
+            return Err(fault.note(format!("after faults at {MOST} pairs of places the run ends")));
+        }
+        self.findings.0.insert((kind, pc, other));
+        let allowed = self.options.allow.contains(kind);
+        let list = if allowed { &mut self.report.notes } else { &mut self.report.faults };
+        list.push(fault);
+        Ok(())
+    }
+
+    /// What the manual does not promise and hardware does all the same: a note, or a fault where the options are
+    /// strict.
+    pub(crate) fn remark(
+        &mut self,
+        kind: FaultKind,
+        at: (u32, u32),
+        other: Option<u32>,
+        fault: impl FnOnce(&Self) -> Fault,
+    ) -> Result<(), Fault> {
+        if self.options.strict {
+            return self.hazard(kind, at, other, fault);
+        }
+        if self.findings.0.len() < MOST && self.findings.0.insert((kind, at.1, other)) {
+            let fault = self.locate(fault(self), at.0, at.1);
+            self.report.notes.push(fault);
+        }
+        Ok(())
+    }
+}
