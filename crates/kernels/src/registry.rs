@@ -136,6 +136,32 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    /// Kernels of plain PTX differ between architectures in the target and in the prefix of their name alone.
+    #[test]
+    fn plain_kernels_are_the_same_for_every_architecture() {
+        let plain = |arch: Arch| {
+            KernelId::all(arch).filter(|id| match id {
+                KernelId::Gemm(_) | KernelId::HyperConnection(_) => false,
+                KernelId::Attention(config) => matches!(config, attention::Config::PagedMetadata(_)),
+                KernelId::Transpose(_)
+                | KernelId::Quantize(..)
+                | KernelId::TransposeKGrouped(_)
+                | KernelId::UnpackScales(_) => true,
+            })
+        };
+        let text = |id: KernelId| {
+            let (arch, module) = (id.arch(), id.build().expect("it builds"));
+            let text = module.without_lines().replace(&arch.kernel_name(""), "");
+            let header = format!(".version {}\n.target {arch}", module.version);
+            assert!(text.contains(&header), "{}", id.name());
+            text.replace(&header, "")
+        };
+        for arch in Arch::ALL {
+            let [own, hopper] = [arch, Arch::Sm90a].map(|arch| plain(arch).map(text).collect::<Vec<_>>());
+            assert!(own.len() > 60 && own == hopper, "{arch}");
+        }
+    }
+
     #[test]
     fn names_are_unique_and_start_with_the_architecture() {
         let mut names = HashSet::new();
