@@ -1,9 +1,10 @@
-//! Instructions and multiply-adds per second: an FP8 GEMM of 256x256x1024 with and without hazard checks,
-//! and a kernel without tensor cores.
+//! Instructions and multiply-adds per second: an FP8 GEMM of 256x256x1024 with and without hazard checks, one of
+//! MXFP8 by a pair of CTAs, and a kernel without tensor cores.
 
 #[path = "../tests/it/common/mod.rs"]
 mod common;
 
+use common::mxfp8_pair::MxFp8;
 use common::{Problem, tile};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oxigemm_sim::{Launch, Machine, Module, Options, Param};
@@ -20,6 +21,19 @@ fn gemm(c: &mut Criterion) {
         group.bench_function(name, |b| {
             b.iter(|| tile(TILE, &p, 256, 128, 2, 217_200, 2).run(&options).expect("the kernel is correct"));
         });
+    }
+    group.finish();
+}
+
+/// The same by a pair of CTAs of Blackwell, with block scales.
+fn mxfp8(c: &mut Criterion) {
+    let problem = MxFp8::new(1024);
+    let mut group = c.benchmark_group("mxfp8 gemm 256x256x1024");
+    group.sample_size(10);
+    group.throughput(Throughput::Elements(256 * 256 * 1024));
+    for (name, hazards) in [("with hazards", true), ("without hazards", false)] {
+        let options = Options { hazards, ..Options::default() };
+        group.bench_function(name, |b| b.iter(|| problem.run(&options).expect("the kernel is correct")));
     }
     group.finish();
 }
@@ -71,5 +85,5 @@ fn scalar(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, gemm, scalar);
+criterion_group!(benches, gemm, mxfp8, scalar);
 criterion_main!(benches);

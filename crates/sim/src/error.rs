@@ -44,6 +44,10 @@ pub enum FaultKind {
     ProxyOrder,
     /// A register of a `wgmma` in flight was touched, or `wgmma.fence` is missing.
     WgmmaRegister,
+    /// Tensor memory used behind a synchronization of threads without the `tcgen05.fence` that the manual asks for.
+    TensorFence,
+    /// Tensor memory that is not allocated, that the warp cannot reach, or that is freed or kept against the rules.
+    TensorMemory,
     /// A tensor map was changed while in use, or used without the fence that orders its change.
     TensorMap,
     /// More arrivals than a phase of an mbarrier expects.
@@ -66,6 +70,10 @@ pub enum FaultKind {
     BadOperand,
     /// `trap`
     Trap,
+    /// A loop that nothing ends.
+    EndlessLoop,
+    /// More memory than [`crate::Options::memory_limit`].
+    MemoryLimit,
     /// More instructions than [`crate::Options::instruction_limit`].
     InstructionLimit,
     /// The run was asked to end: [`crate::Machine::interrupt`].
@@ -74,7 +82,7 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [FaultKind; 20] = [
+    pub const ALL: [FaultKind; 24] = [
         FaultKind::Launch,
         FaultKind::OutOfBounds,
         FaultKind::Misaligned,
@@ -82,6 +90,8 @@ impl FaultKind {
         FaultKind::Race,
         FaultKind::ProxyOrder,
         FaultKind::WgmmaRegister,
+        FaultKind::TensorFence,
+        FaultKind::TensorMemory,
         FaultKind::TensorMap,
         FaultKind::OverArrival,
         FaultKind::TransactionCount,
@@ -93,6 +103,8 @@ impl FaultKind {
         FaultKind::Divergence,
         FaultKind::BadOperand,
         FaultKind::Trap,
+        FaultKind::EndlessLoop,
+        FaultKind::MemoryLimit,
         FaultKind::InstructionLimit,
         FaultKind::Interrupted,
     ];
@@ -113,6 +125,8 @@ impl FaultKind {
                 | Race
                 | ProxyOrder
                 | WgmmaRegister
+                | TensorFence
+                | TensorMemory
                 | TensorMap
                 | BarrierInit
                 | PeerExited

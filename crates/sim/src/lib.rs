@@ -84,6 +84,10 @@
 //! order no memory accesses. Groups of `cp.async` are counted per warp. Clusters are ordered by releases and
 //! acquires in global memory.
 //!
+//! A fault ends the run, unless its kind is [allowed](Options::allow) or the run is to [keep going](Options::keep_going).
+//! What the manual does not promise and hardware does all the same is a [note](Report::notes), and a fault where the
+//! options are [strict](Options::strict).
+//!
 //! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a kernel
 //! is well synchronized when each is found, or known to be redundant.
 
@@ -111,9 +115,11 @@ pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Pos
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
 pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
-pub use mutate::{Mutant, mutants};
+pub use mutate::{Mutant, misvalued, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
 pub use target::{Features, Target};
-pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use units::tensormap::{
+    Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
+};

@@ -1,7 +1,7 @@
 //! Machine: launches and the memory they run on.
 
 use crate::decode::{Kernel, SHARED_BASE};
-use crate::error::{Fault, LaunchPart};
+use crate::error::{Fault, FaultKind, LaunchPart};
 use crate::hazard::Footprint;
 use crate::memory::{MAX_SHARED_BYTES, Memory};
 use crate::module::Module;
@@ -93,6 +93,8 @@ pub struct Machine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub interrupt: Interrupt,
+    /// What kernels have printed (`vprintf`), lane by lane as they ran; the host may take it.
+    pub output: String,
     /// What the last kernel touched, and those before it that a dependent need not have waited for.
     last: Footprint,
 }
@@ -160,6 +162,10 @@ impl Machine {
         }
         let geometry = geometry(kernel, launch).map_err(place)?;
         let params = parameters(kernel, launch).map_err(place)?;
+        let geometry = Geometry {
+            bytes: expect_room(&self.memory, module, kernel, &geometry, options).map_err(place)?,
+            ..geometry
+        };
         for (_, address, bytes, init) in &module.variables {
             self.memory.place(*address, *bytes, init.as_deref());
         }
@@ -167,9 +173,10 @@ impl Machine {
         let (memory, last) = (&mut self.memory, &self.last);
         let before = (options.hazards && !last.is_empty()).then_some(last);
         let interrupt = &self.interrupt;
-        let (outcome, touched) =
+        let (outcome, touched, printed) =
             THREADS.run(|_| run_grid(kernel, &geometry, memory, &params, options, before, interrupt));
         self.last = touched;
+        self.output.push_str(&printed);
         outcome
     }
 
@@ -177,6 +184,31 @@ impl Machine {
     pub fn synchronize(&mut self) {
         self.last = Footprint::default();
     }
+}
+
+/// The bytes of a run without what hazards are found by, which grows; refuses a launch that has not enough memory.
+fn expect_room(
+    memory: &Memory,
+    module: &Module,
+    kernel: &Kernel,
+    geometry: &Geometry,
+    options: &Options,
+) -> Result<u64, Fault> {
+    let product = |v: [u32; 3]| v.iter().map(|x| u64::from(*x)).product::<u64>();
+    let ctas = product(geometry.grid).min(u64::from(options.resident_ctas).max(product(geometry.cluster)));
+    let warps = ctas * product(geometry.block).div_ceil(32);
+    // A register of a warp is 32 words and what is known of them; a byte has a bit that says whether it is written.
+    let registers = warps * kernel.registers.len() as u64 * (32 * 8 + 8);
+    let local = warps * 32 * u64::from(kernel.local_bytes);
+    let shared = ctas * u64::from(geometry.shared) * 9 / 8;
+    let variables = module.variables.iter().map(|v| v.2 as u64).sum::<u64>() * 9 / 8;
+    let buffers = memory.allocated() * 9 / 8;
+    let all = registers + local + shared + variables + buffers;
+    let Some(limit) = options.memory_limit.filter(|limit| all > *limit) else { return Ok(all) };
+    let message = format!("the run takes {all} bytes, more than the {limit} that it has");
+    Err(Fault { kind: FaultKind::MemoryLimit, ..Fault::launch(LaunchPart::Grid, message) }
+        .note(format!("buffers {buffers}, variables {variables}, shared memory {shared} (of {ctas} CTAs)"))
+        .note(format!("registers {registers}, local memory {local}")))
 }
 
 fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
@@ -253,6 +285,7 @@ fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
         block: launch.block,
         shared: shared as u32,
         dynamic: launch.shared_bytes,
+        bytes: 0,
     })
 }
 

@@ -92,6 +92,8 @@ pub struct Memory {
     allocations: Vec<Allocation>,
     next: u64,
     hint: usize,
+    /// Bytes that [`Memory::try_allocate`] may allocate in all.
+    pub limit: Option<u64>,
 }
 
 impl Default for Memory {
@@ -103,7 +105,7 @@ impl Default for Memory {
 impl Memory {
     /// An empty memory.
     pub fn new() -> Memory {
-        Memory { allocations: Vec::new(), next: FIRST_ADDRESS, hint: 0 }
+        Memory { allocations: Vec::new(), next: FIRST_ADDRESS, hint: 0, limit: None }
     }
 
     /// Allocates `bytes` bytes, aligned to 512, that count as uninitialized until written.
@@ -114,8 +116,11 @@ impl Memory {
         base
     }
 
-    /// The same, or nothing where the host has not enough memory.
+    /// The same, or nothing where the host has not enough memory, or [`Memory::limit`] does not allow it.
     pub fn try_allocate(&mut self, bytes: usize) -> Option<u64> {
+        if self.room().is_some_and(|room| bytes as u64 > room) {
+            return None;
+        }
         // A block of this size that the system gives now it gives again: the bytes, and a bit for each. Addresses end
         // where the windows of other spaces begin.
         let all = bytes.checked_add(bytes / 8)?.checked_add(64)?;
@@ -131,6 +136,16 @@ impl Memory {
         a.bytes.copy_from_slice(contents);
         a.written.set(0, contents.len());
         base
+    }
+
+    /// Bytes of all allocations.
+    pub fn allocated(&self) -> u64 {
+        self.allocations.iter().map(|a| a.bytes.len() as u64).sum()
+    }
+
+    /// Bytes that the limit leaves, where there is one.
+    pub fn room(&self) -> Option<u64> {
+        self.limit.map(|limit| limit.saturating_sub(self.allocated()))
     }
 
     fn insert(&mut self, base: u64, bytes: usize) {
@@ -223,7 +238,7 @@ impl Memory {
     }
 
     /// Whether every byte of a range was written.
-    pub(crate) fn defined(&mut self, address: u64, len: usize) -> bool {
+    pub fn defined(&mut self, address: u64, len: usize) -> bool {
         self.find(address, len)
             .is_ok_and(|(i, at)| self.allocations[i].written.first_missing(at, len).is_none())
     }

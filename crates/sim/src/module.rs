@@ -7,11 +7,11 @@ use crate::target::Target;
 use crate::text::ast::{ModuleAst, Space, Variable};
 use crate::text::names::Names;
 use crate::text::scan::Parser;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most instructions of a module's entries together, each with the functions that it calls.
-const MAX_INSTRUCTIONS: usize = 1 << 22;
+const MAX_INSTRUCTIONS: usize = 1 << 21;
 /// Address space of the variables of one module.
 const MODULE_BYTES: u64 = 1 << 26;
 
@@ -29,6 +29,7 @@ impl Module {
     /// declared, an instruction that the simulator does not have.
     pub fn parse(text: &str) -> Result<Module, ParseError> {
         let ast = Parser::new(text).module()?;
+        expect_one_definition(&ast)?;
         let (globals, variables) = place_variables(&ast)?;
         let mut kernels = BTreeMap::new();
         let mut instructions = 0;
@@ -77,6 +78,21 @@ impl Module {
     pub fn instructions(&self, entry: &str) -> Option<usize> {
         self.kernels.get(entry).map(|k| k.code.len())
     }
+}
+
+/// Refuses a name that is defined twice at module scope. Declarations may be repeated.
+fn expect_one_definition(ast: &ModuleAst) -> Result<(), ParseError> {
+    let mut defined = HashSet::new();
+    let functions = ast.functions.iter().filter(|f| f.body.is_some()).map(|f| (&f.name, f.at, "function"));
+    let variables = ast.variables.iter().filter(|v| !v.external).map(|v| (&v.name, v.at, "variable"));
+    let mut all: Vec<_> = functions.chain(variables).collect();
+    all.sort_by_key(|(_, at, _)| (at.line, at.column));
+    for (name, at, what) in all {
+        if !defined.insert(name) {
+            return decode::fail(at, format!("{what} `{name}`: the name is defined twice"));
+        }
+    }
+    Ok(())
 }
 
 type Variables = Vec<(String, u64, usize, Option<Vec<u8>>)>;

@@ -1,6 +1,7 @@
 //! Mutants of a kernel: its text with one synchronization instruction deleted or weakened.
 //!
-//! The initialization of barriers is left alone: without it any simulator stops at once.
+//! The initialization of barriers is left alone by [`mutants`]: without it any simulator stops at once.
+//! [`misvalued`] changes values instead: parities, counts, and descriptors of operands.
 //!
 //! A simulator that finds hazards should find something wrong with every mutant of a correct kernel, except
 //! where the instruction was redundant. Running them all scores both the simulator and the kernel.
@@ -17,7 +18,7 @@ pub struct Mutant {
 }
 
 /// Opcodes that synchronize.
-const SYNCHRONIZATION: [&str; 18] = [
+const SYNCHRONIZATION: [&str; 25] = [
     "bar.sync",
     "bar.arrive",
     "bar.warp.sync",
@@ -36,6 +37,13 @@ const SYNCHRONIZATION: [&str; 18] = [
     "cp.async.bulk.wait_group",
     "cp.async.mbarrier.arrive",
     "wgmma.",
+    "tcgen05.alloc",
+    "tcgen05.dealloc",
+    "tcgen05.relinquish_alloc_permit",
+    "tcgen05.commit",
+    "tcgen05.wait",
+    "tcgen05.fence",
+    "clusterlaunchcontrol.try_cancel",
 ];
 
 /// One statement of the text: an instruction with its guard, without labels and directives before it.
@@ -43,6 +51,22 @@ struct Statement<'a> {
     start: usize,
     end: usize,
     opcode: &'a str,
+}
+
+impl Statement<'_> {
+    fn line(&self, text: &str) -> u32 {
+        1 + text[..self.start].matches('\n').count() as u32
+    }
+
+    /// The text with something else in the place of the statement.
+    fn replaced(&self, text: &str, what: &str, new: &str) -> Mutant {
+        let original = &text[self.start..self.end];
+        Mutant {
+            line: self.line(text),
+            what: format!("{what}: {original}"),
+            text: format!("{}{new}{}", &text[..self.start], &text[self.end..]),
+        }
+    }
 }
 
 /// Finds instructions: what stands between two of `;`, `{`, `}` or a label's colon and a `;`, line comments
@@ -88,27 +112,32 @@ fn statements(text: &str) -> Vec<Statement<'_>> {
 
 /// Every mutant of a module.
 ///
-/// A statement is deleted; a wait for an mbarrier's phase succeeds at once instead; an expectation of bytes
+/// A statement is deleted; a commit of MMAs comes before the last of them; a wait for an mbarrier's phase succeeds at once instead; an expectation of bytes
 /// is dropped, or made too large or too small by 16; a wait for groups leaves one more of them unfinished.
 pub fn mutants(text: &str) -> Vec<Mutant> {
     let mut list = Vec::new();
-    for s in statements(text) {
+    let statements = statements(text);
+    for (index, s) in statements.iter().enumerate() {
         let synchronizes = SYNCHRONIZATION.iter().any(|o| s.opcode.starts_with(o));
         if !synchronizes || s.opcode.starts_with("wgmma.mma_async") {
             continue;
         }
         let original = &text[s.start..s.end];
-        let line = 1 + text[..s.start].matches('\n').count() as u32;
-        let mut push = |what: &str, new: &str| {
-            let text = format!("{}{new}{}", &text[..s.start], &text[s.end..]);
-            list.push(Mutant { line, what: format!("{what}: {original}"), text });
-        };
+        let mut push = |what: &str, new: &str| list.push(s.replaced(text, what, new));
         let operands = original.split_once(s.opcode).map_or("", |o| o.1).trim_end_matches(';');
         if s.opcode.starts_with("mbarrier.try_wait") || s.opcode.starts_with("mbarrier.test_wait") {
             let predicate = operands.split(',').next().unwrap_or("").trim();
             push("does not wait", &format!("setp.eq.u32 {predicate}, 0, 0;"));
         } else {
             push("deleted", "");
+        }
+        if s.opcode.starts_with("tcgen05.commit")
+            && let Some(mma) = statements[..index].iter().rfind(|s| s.opcode.starts_with("tcgen05.mma"))
+        {
+            let moved =
+                format!("{}{original} {}{}", &text[..mma.start], &text[mma.start..s.start], &text[s.end..]);
+            list.push(Mutant { text: moved, ..s.replaced(text, "before the last MMA", "") });
+            continue;
         }
         if s.opcode.contains("wait_group")
             && let Ok(pending) = operands.trim().parse::<u32>()
@@ -124,6 +153,58 @@ pub fn mutants(text: &str) -> Vec<Mutant> {
                 push("expects 16 bytes more", &format!("{before}, {};", bytes + 16));
                 push("expects 16 bytes less", &format!("{before}, {};", bytes.saturating_sub(16)));
             }
+        }
+    }
+    list
+}
+
+/// Operands of an instruction of tensor memory that are shared-memory descriptors: where they stand, counted from the
+/// destination on. A is none where it lies in tensor memory.
+fn descriptors(opcode: &str) -> &'static [usize] {
+    match opcode {
+        _ if opcode.starts_with("tcgen05.mma") => &[1, 2],
+        _ if opcode.starts_with("tcgen05.cp") => &[1],
+        _ => &[],
+    }
+}
+
+/// Every module with one value of its synchronization changed: a wait for the other parity of an mbarrier, an mbarrier
+/// that expects one arrival more or less, a descriptor of `tcgen05` that lies 32 bytes further.
+pub fn misvalued(text: &str) -> Vec<Mutant> {
+    let mut list = Vec::new();
+    for s in statements(text) {
+        let original = &text[s.start..s.end];
+        let Some((before, operands)) = original.split_once(s.opcode) else { continue };
+        let operands: Vec<&str> = operands.trim_end_matches(';').split(',').map(str::trim).collect();
+        // In a scope of its own, where the register has no other use.
+        let with = |at: usize, declared: &str, name: &str| {
+            let mut operands = operands.clone();
+            operands[at] = name;
+            format!("{{ {declared} {before}{} {}; }}", s.opcode, operands.join(", "))
+        };
+        let waits = s.opcode.starts_with("mbarrier.try_wait.parity")
+            || s.opcode.starts_with("mbarrier.test_wait.parity");
+        if waits && operands.len() > 2 {
+            let declared = format!(".reg .b32 other_parity; xor.b32 other_parity, {}, 1;", operands[2]);
+            list.push(s.replaced(text, "waits for the other parity", &with(2, &declared, "other_parity")));
+        }
+        if s.opcode.starts_with("mbarrier.init")
+            && let Some(count) = operands.get(1).and_then(|count| count.parse::<u32>().ok())
+        {
+            let counts = |count: u32| format!("{before}{} {}, {count};", s.opcode, operands[0]);
+            list.push(s.replaced(text, "expects one arrival more", &counts(count + 1)));
+            if count > 1 {
+                list.push(s.replaced(text, "expects one arrival less", &counts(count - 1)));
+            }
+        }
+        for at in descriptors(s.opcode) {
+            let Some(descriptor) = operands.get(*at).filter(|operand| !operand.starts_with('[')) else {
+                continue;
+            };
+            // Addresses in descriptors count 16 bytes.
+            let declared = format!(".reg .b64 moved; add.u64 moved, {descriptor}, 2;");
+            let what = format!("descriptor {at} 32 bytes further");
+            list.push(s.replaced(text, &what, &with(*at, &declared, "moved")));
         }
     }
     list
@@ -154,5 +235,44 @@ mod tests {
         assert!(all[2].text.contains("mbarrier.arrive.shared::cta.b64 _, [r0];"));
         assert!(all[3].text.contains("[r0], 80;"));
         assert!(all[5].text.contains("W: setp.eq.u32 p1, 0, 0;"));
+    }
+
+    #[test]
+    fn commits_are_deleted_and_moved_before_the_last_mma() {
+        let text = "tcgen05.mma.cta_group::1.kind::f16 [d], a, b, i, p; mov.u32 r, 1;
+            @e tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [m]; ret;";
+        let all = mutants(text);
+        assert_eq!(all.len(), 2);
+        assert!(all[0].text.contains("mov.u32 r, 1;\n             ret;"), "{}", all[0].text);
+        assert!(all[1].text.starts_with("@e tcgen05.commit"), "{}", all[1].text);
+        assert!(all[1].text.contains("[m]; tcgen05.mma"), "{}", all[1].text);
+        assert_eq!(all[1].line, 2);
+    }
+
+    #[test]
+    fn values_are_changed_in_a_scope_of_their_own() {
+        let text = "mbarrier.init.shared::cta.b64 [m], 2;
+            @q mbarrier.try_wait.parity.shared::cta.b64 p, [m], 0;
+            @e tcgen05.mma.cta_group::1.kind::f16 [ d + 0 ], [ a + 0 ], b, i, p;";
+        let all = misvalued(text);
+        let what: Vec<&str> = all.iter().map(|m| m.what.split(':').next().unwrap()).collect();
+        assert_eq!(
+            what,
+            [
+                "expects one arrival more",
+                "expects one arrival less",
+                "waits for the other parity",
+                "descriptor 2 32 bytes further"
+            ]
+        );
+        assert!(all[0].text.contains("[m], 3;"));
+        assert!(all[2].text.contains(
+            "{ .reg .b32 other_parity; xor.b32 other_parity, 0, 1; @q mbarrier.try_wait.parity.shared::cta.b64 p, [m], other_parity; }"
+        ));
+        assert!(
+            all[3]
+                .text
+                .contains("@e tcgen05.mma.cta_group::1.kind::f16 [ d + 0 ], [ a + 0 ], moved, i, p; }")
+        );
     }
 }

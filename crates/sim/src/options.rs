@@ -40,6 +40,11 @@ pub struct Options {
     pub resident_ctas: u32,
     /// Warp instructions after which the run is given up.
     pub instruction_limit: u64,
+    /// Warp instructions in a row that have no effect outside of their warps after which a loop counts as endless;
+    /// where it is `None`, 20 million for each warp and at most 200 million.
+    pub idle_limit: Option<u64>,
+    /// Bytes that memory, registers and what hazards are found by may take; a launch beyond it is refused.
+    pub memory_limit: Option<u64>,
 }
 
 impl Default for Options {
@@ -55,6 +60,8 @@ impl Default for Options {
             gpu: None,
             resident_ctas: 132,
             instruction_limit: 20_000_000_000,
+            idle_limit: None,
+            memory_limit: None,
         }
     }
 }

@@ -13,6 +13,8 @@ pub struct Report {
     pub copies: u64,
     /// CTAs run.
     pub ctas: u64,
+    /// CTAs that never ran, as a running cluster has taken them over (`clusterlaunchcontrol`).
+    pub cancelled: u64,
     /// Lines of the PTX text with an instruction that some lane executed (not predicated off), in order.
     pub lines: Vec<u32>,
     /// What is not a fault and worth a look: faults of [kinds that are allowed](crate::Options::allow), and what
@@ -33,6 +35,8 @@ pub enum TraceUnit {
     Warp,
     /// A `wgmma` from its issue to its completion.
     Wgmma,
+    /// A `tcgen05.mma`, `cp`, `shift` or `commit` from its issue to its completion.
+    Tcgen05,
     /// A bulk or tensor copy into shared memory, from its issue to its completion.
     Load,
     /// A bulk or tensor copy out of shared memory.

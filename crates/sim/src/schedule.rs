@@ -1,22 +1,24 @@
 //! Grid scheduler: which clusters are resident, which warp runs, and when asynchronous work happens.
 
+mod loops;
+
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
+use crate::exec::clc::{self, Waiting};
 use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::exec::context::Cx;
 use crate::exec::exit;
 use crate::exec::finding::Findings;
-use crate::exec::tensormap::MapChange;
 use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
 use crate::exec::{self, WarpStatus};
 use crate::hazard::{Footprint, GlobalShadow, Hazards};
 use crate::memory::{Memory, Written};
 use crate::options::{Options, Policy};
-use crate::report::{Report, TraceUnit};
+use crate::report::{Report, TraceEvent, TraceUnit};
 use crate::rng::Rng;
 use crate::units::copy::Kind;
 use oxigemm_threads::Interrupt;
-use std::collections::HashMap;
+use std::cell::RefCell;
 
 /// The shape of a launch.
 #[derive(Clone, Debug)]
@@ -28,11 +30,14 @@ pub(crate) struct Geometry {
     /// Bytes of shared memory of a CTA, static and dynamic.
     pub(crate) shared: u32,
     pub(crate) dynamic: u32,
+    /// Bytes that the run takes at its largest, without what hazards are found by.
+    pub(crate) bytes: u64,
 }
 
-/// Polls per live warp without anything else happening after which a grid counts as stuck, and
-/// instructions for a kernel that polls with plain loads.
+/// Polls per live warp without anything else happening after which a grid counts as stuck.
 const STUCK_AFTER_POLLS: u64 = 5_000;
+/// Instructions for a kernel that polls with plain loads, or counts: per live warp, and at most.
+const STUCK_AFTER_EACH: u64 = 20_000_000;
 const STUCK_AFTER: u64 = 200_000_000;
 /// Rounds over the warps of one cluster before another cluster runs.
 const ROUNDS: usize = 64;
@@ -48,11 +53,12 @@ struct Grid<'a> {
     progress: u64,
     polls: u64,
     executed: Vec<bool>,
-    findings: Findings,
-    maps: HashMap<u64, MapChange>,
+    findings: RefCell<Findings>,
     global: GlobalShadow,
     predecessor: Option<&'a Footprint>,
     interrupt: &'a Interrupt,
+    waiting: Waiting,
+    output: String,
 }
 
 pub(crate) fn run_grid(
@@ -63,7 +69,7 @@ pub(crate) fn run_grid(
     options: &Options,
     predecessor: Option<&Footprint>,
     interrupt: &Interrupt,
-) -> (Result<Report, Fault>, Footprint) {
+) -> (Result<Report, Fault>, Footprint, String) {
     let rng = Rng::new(options.seed);
     let mut grid = Grid {
         kernel,
@@ -76,11 +82,12 @@ pub(crate) fn run_grid(
         progress: 0,
         polls: 0,
         executed: vec![false; kernel.code.len()],
-        findings: Findings::default(),
-        maps: HashMap::new(),
+        findings: RefCell::default(),
         global: GlobalShadow::new(kernel.scoped),
         predecessor,
         interrupt,
+        waiting: Waiting::new(Vec::new(), geometry.grid, geometry.cluster),
+        output: String::new(),
     };
     let outcome = grid.run();
     let footprint = grid.global.footprint(&kernel.name, predecessor);
@@ -89,6 +96,8 @@ pub(crate) fn run_grid(
     grid.report.lines = lines.collect();
     grid.report.lines.sort_unstable();
     grid.report.lines.dedup();
+    let Findings { notes, faults, .. } = grid.findings.into_inner();
+    (grid.report.notes, grid.report.faults) = (notes, faults);
     let outcome = match outcome {
         // The last of the faults, which ended the run.
         Err(fault) if options.keep_going && fault.kind != FaultKind::Interrupted => {
@@ -98,7 +107,7 @@ pub(crate) fn run_grid(
         }
         outcome => outcome,
     };
-    (outcome.map(|()| grid.report), footprint)
+    (outcome.map(|()| grid.report), footprint, grid.output)
 }
 
 impl Grid<'_> {
@@ -107,24 +116,28 @@ impl Grid<'_> {
         let size: u32 = g.cluster.iter().product();
         let clusters = (g.grid.iter().map(|x| u64::from(*x)).product::<u64>() / u64::from(size)) as u32;
         let resident = (self.options.resident_ctas / size).max(1) as usize;
+        let resident = clc::resident(self.kernel, resident, self.options.policy, &mut self.rng);
         let mut order: Vec<u32> = (0..clusters).rev().collect();
         match self.options.policy {
             Policy::Eager => {}
             Policy::Lazy => order.reverse(),
             Policy::Random => shuffle(&mut order, &mut self.rng),
         }
+        self.waiting = Waiting::new(order, g.grid, g.cluster);
         let mut live: Vec<Cluster> = Vec::new();
         let mut stalls = 0;
         let mut last_progress = (0, 0);
+        let mut look_after = loops::LOOK_AFTER;
         loop {
             while live.len() < resident
-                && let Some(index) = order.pop()
+                && let Some(index) = self.waiting.next()
             {
                 live.push(self.start(index));
             }
             if live.is_empty() {
                 return Ok(());
             }
+            self.expect_room(&live)?;
             let before = (self.progress, self.report.instructions);
             let mut i = 0;
             while i < live.len() {
@@ -140,11 +153,29 @@ impl Grid<'_> {
             if self.progress != before.0 {
                 stalls = 0;
                 last_progress = (self.polls, self.report.instructions);
+                look_after = loops::LOOK_AFTER;
                 continue;
             }
             let warps = live.iter().map(|c| c.warps.len() as u64).sum::<u64>();
-            let stuck = self.polls - last_progress.0 > STUCK_AFTER_POLLS * warps
-                || self.report.instructions - last_progress.1 > STUCK_AFTER;
+            let idle = self.report.instructions - last_progress.1;
+            if idle > look_after && self.polls == last_progress.0 {
+                look_after = idle * 2;
+                if let Some(fault) = self.endless(&mut live)? {
+                    return Err(fault);
+                }
+            }
+            let most = self.options.idle_limit.unwrap_or((STUCK_AFTER_EACH * warps).min(STUCK_AFTER));
+            if idle > most && self.polls == last_progress.0 {
+                let mut fault = self.deadlock(&mut live);
+                if fault.kind == FaultKind::Deadlock {
+                    fault.kind = FaultKind::EndlessLoop;
+                    fault.message = format!(
+                        "{idle} instructions without a store, an atomic or an arrival: a loop never ends"
+                    );
+                }
+                return Err(fault);
+            }
+            let stuck = self.polls - last_progress.0 > STUCK_AFTER_POLLS * warps || idle > STUCK_AFTER;
             if self.report.instructions == before.1 || stuck {
                 stalls += 1;
                 // A blocking wait may give up; only when that changes nothing is it a deadlock.
@@ -169,10 +200,25 @@ impl Grid<'_> {
         }
     }
 
+    /// Refuses to go on where shadows, or the timeline, have outgrown the memory.
+    fn expect_room(&self, live: &[Cluster]) -> Result<(), Fault> {
+        let Some(limit) = self.options.memory_limit else { return Ok(()) };
+        let hazards =
+            live.iter().filter_map(|cluster| cluster.hazards.as_ref()).map(|h| h.bytes()).sum::<u64>();
+        let trace = self.report.trace.len() as u64 * 2 * size_of::<TraceEvent>() as u64;
+        let all = self.geometry.bytes + hazards + self.global.bytes() + trace;
+        if all <= limit {
+            return Ok(());
+        }
+        let message = format!("the run takes {all} bytes by now, more than the {limit} that it has");
+        let note =
+            format!("hazards are found by {}, the timeline has {trace}", hazards + self.global.bytes());
+        Err(Fault::new(FaultKind::MemoryLimit, message).note(note))
+    }
+
     fn start(&mut self, index: u32) -> Cluster {
         let g = self.geometry;
-        let per = |i: usize| g.grid[i] / g.cluster[i];
-        let origin = [index % per(0), index / per(0) % per(1), index / per(0) / per(1)];
+        let first = self.waiting.first_cta(index);
         let threads: u32 = g.block.iter().product();
         let warps_per_cta = threads.div_ceil(32);
         let size: u32 = g.cluster.iter().product();
@@ -181,7 +227,7 @@ impl Grid<'_> {
         for rank in 0..size {
             let inside =
                 [rank % g.cluster[0], rank / g.cluster[0] % g.cluster[1], rank / g.cluster[0] / g.cluster[1]];
-            let ctaid: [u32; 3] = std::array::from_fn(|i| origin[i] * g.cluster[i] + inside[i]);
+            let ctaid: [u32; 3] = std::array::from_fn(|i| first[i] + inside[i]);
             let cta_index = (ctaid[2] * g.grid[1] + ctaid[1]) * g.grid[0] + ctaid[0];
             ctas.push(Cta {
                 index: cta_index,
@@ -189,9 +235,10 @@ impl Grid<'_> {
                 written: Written::new(g.shared as usize),
                 bars: vec![NamedBarrier { votes: (false, true, 0), ..NamedBarrier::default() }; 16],
                 mbars: Default::default(),
+                tensor: None,
                 live_warps: warps_per_cta,
                 live_threads: threads,
-                registers: (registers_at_first(threads), 0),
+                registers: (registers_at_first(threads, self.kernel.max_registers), 0),
                 exited: false,
                 left: (0, 0),
             });
@@ -233,6 +280,7 @@ impl Grid<'_> {
             warps_per_cta: warps_per_cta as usize,
             barrier: ClusterBarrier::default(),
             pending: Vec::new(),
+            tensor_work: Default::default(),
             hazards,
             scratch: Default::default(),
         }
@@ -250,10 +298,12 @@ impl Grid<'_> {
             progress: &mut self.progress,
             polls: &mut self.polls,
             executed: &mut self.executed,
-            findings: &mut self.findings,
-            maps: &mut self.maps,
+            findings: &self.findings,
+            at: (0, 0),
             global: &mut self.global,
             predecessor: self.predecessor,
+            waiting: &mut self.waiting,
+            output: &mut self.output,
         }
     }
 
@@ -323,14 +373,17 @@ impl Grid<'_> {
             (0..cluster.warps.len()).filter(|w| !cluster.warps[*w].wgmma.queue.is_empty()).collect();
         let cx = self.cx(cluster);
         let copies: Vec<usize> = (0..cx.cluster.pending.len()).filter(|i| cx.performable(*i)).collect();
-        if busy.is_empty() && copies.is_empty() {
+        let tensor: Vec<usize> = cx.cluster.tensor_work.next().collect();
+        if busy.is_empty() && copies.is_empty() && tensor.is_empty() {
             return Ok(false);
         }
         // As late as possible: what writes shared memory comes before what still reads it.
         let load = copies.iter().rposition(|i| !matches!(cluster.pending[*i].kind, Kind::Store { .. }));
         let choice = match self.options.policy {
-            Policy::Random => self.rng.below(busy.len() + copies.len()),
+            Policy::Random => self.rng.below(busy.len() + copies.len() + tensor.len()),
             _ if load.is_some() => busy.len() + load.unwrap_or(0),
+            // The newest that nothing holds back: a commit before the work of other threads.
+            _ if !tensor.is_empty() => busy.len() + copies.len() + tensor.len() - 1,
             _ if !busy.is_empty() => busy.len() - 1,
             _ => busy.len() + copies.len() - 1,
         };
@@ -340,8 +393,10 @@ impl Grid<'_> {
             let result = self.cx(cluster).wgmma_execute(&mut warp);
             cluster.warps[w] = warp;
             result?;
-        } else {
+        } else if choice < busy.len() + copies.len() {
             self.cx(cluster).perform(copies[choice - busy.len()])?;
+        } else {
+            self.cx(cluster).perform_work(tensor[choice - busy.len() - copies.len()])?;
         }
         Ok(true)
     }
@@ -350,6 +405,9 @@ impl Grid<'_> {
     fn flush(&mut self, cluster: &mut Cluster) -> Result<(), Fault> {
         while !cluster.pending.is_empty() {
             self.cx(cluster).perform(0)?;
+        }
+        while let Some(next) = cluster.tensor_work.first() {
+            self.cx(cluster).perform_work(next)?;
         }
         Ok(())
     }
@@ -386,10 +444,12 @@ impl Grid<'_> {
     }
 }
 
-/// The most registers that a thread of a CTA with so many can start with: those of an SM, in multiples of eight.
-fn registers_at_first(threads: u32) -> u32 {
+/// Registers that a thread starts with, in multiples of eight: those that `.maxnreg` names, else the most that a thread
+/// of a CTA with so many can have.
+fn registers_at_first(threads: u32, named: Option<u32>) -> u32 {
     const MOST: u32 = 248;
-    (65_536 / threads.next_multiple_of(32).max(32) / 8 * 8).min(MOST)
+    let fit = 65_536 / threads.next_multiple_of(32).max(32) / 8 * 8;
+    named.map_or(fit.min(MOST), |named| named.min(256).next_multiple_of(8).min(fit))
 }
 
 /// What a warp stopped to wait for, in a few words.
@@ -407,6 +467,7 @@ fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
         Some(Wait::Wgmma(_)) => "the tensor core".into(),
         Some(Wait::Copies(..)) => "copies".into(),
         Some(Wait::Registers(need)) => format!("{need} registers"),
+        Some(Wait::TensorColumns(columns, _)) => format!("{columns} columns of tensor memory"),
     }
 }
 
@@ -470,6 +531,14 @@ fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, why:
         Some(Wait::Registers(need)) => {
             let free = cx.cluster.ctas[warp.env.rank as usize].registers.1;
             format!("waits for {need} registers: {free} have been given back")
+        }
+        Some(Wait::TensorColumns(columns, pair)) => {
+            let missing = cx.columns_missing(warp, *columns, *pair);
+            if why.kind.is_none() {
+                let text = format!("nothing can run: tcgen05.alloc of {columns} columns waits, as {missing}");
+                why.kind = Some((FaultKind::Deadlock, text));
+            }
+            format!("waits for {columns} columns of tensor memory: {missing}")
         }
     }
 }

@@ -150,7 +150,7 @@ fn unit_name(unit: TraceUnit) -> Option<&'static str> {
     match unit {
         TraceUnit::Warp => None,
         TraceUnit::Load => Some("TMA load"),
-        TraceUnit::Wgmma => Some("tensor core"),
+        TraceUnit::Wgmma | TraceUnit::Tcgen05 => Some("tensor core"),
         TraceUnit::Store => Some("TMA store"),
         TraceUnit::CpAsync => Some("cp.async"),
         TraceUnit::RemoteStore => Some("st.async"),
@@ -161,6 +161,7 @@ fn category(unit: TraceUnit) -> &'static str {
     match unit {
         TraceUnit::Warp => "warp",
         TraceUnit::Wgmma => "wgmma",
+        TraceUnit::Tcgen05 => "tcgen05",
         TraceUnit::Load => "load",
         TraceUnit::Store => "store",
         TraceUnit::CpAsync => "cp.async",

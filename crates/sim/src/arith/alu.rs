@@ -114,7 +114,8 @@ pub(crate) fn lookup(parts: &[String], ty: Ty, m: Mode) -> Option<(AluFn, usize)
     let op = parts[0].as_str();
     let has = |s: &str| parts.iter().any(|p| p == s);
     let sources = match op {
-        "fma" | "mad" | "mad24" | "selp" | "bfe" | "sad" | "fns" | "min3" | "max3" => 3,
+        "fma" | "mad" | "mad24" | "selp" | "bfe" | "sad" | "fns" | "min3" | "max3" | "min3.abs"
+        | "max3.abs" => 3,
         "abs" | "neg" | "not" | "cnot" | "popc" | "clz" | "brev" | "bfind" | "mov" | "rcp" | "sqrt"
         | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => 1,
         _ => 2,

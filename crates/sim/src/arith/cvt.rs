@@ -96,9 +96,20 @@ impl Cvt {
             }
             _ => {}
         }
+        let pair = |t| matches!(t, Ty::F16x2 | Ty::Bf16x2);
         match (packed(self.to), packed(self.from)) {
-            (Some(_), Some(_)) => true,
-            (Some(_), None) => self.from == Ty::F32,
+            (Some(_), Some(_)) => match (self.to, self.from) {
+                (Ty::Ue8m0x2, Ty::Bf16x2) => matches!(self.round, Round::Zero | Round::Up),
+                (Ty::Bf16x2, Ty::Ue8m0x2) => nearest,
+                (to, from) => nearest && (pair(to) && small(from) || small(to) && pair(from)),
+            },
+            (Some(_), None) if self.from != Ty::F32 => false,
+            (Some(_), None) => match self.round {
+                Round::Nearest => self.to != Ty::Ue8m0x2,
+                Round::Zero => !small(self.to),
+                Round::Up => self.to == Ty::Ue8m0x2,
+                Round::Down | Round::NearestAway => false,
+            },
             (None, Some(_)) => false,
             (None, None) => scalar(self.to) && scalar(self.from),
         }

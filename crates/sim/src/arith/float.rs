@@ -201,6 +201,10 @@ float_ops! {
     Max3: |a, b, c, _r| max_f32(max_f32(a, b), c);
     Min3Nan: |a, b, c, _r| nan_or(nan_or(a, b, min_f32), c, min_f32);
     Max3Nan: |a, b, c, _r| nan_or(nan_or(a, b, max_f32), c, max_f32);
+    Min3Abs: |a, b, c, _r| min_f32(min_f32(a.abs(), b.abs()), c.abs());
+    Max3Abs: |a, b, c, _r| max_f32(max_f32(a.abs(), b.abs()), c.abs());
+    Min3NanAbs: |a, b, c, _r| nan_or(nan_or(a.abs(), b.abs(), min_f32), c.abs(), min_f32);
+    Max3NanAbs: |a, b, c, _r| nan_or(nan_or(a.abs(), b.abs(), max_f32), c.abs(), max_f32);
     MinXorSign: |a, b, _c, _r| xor_sign(a, b, min_f32);
     MaxXorSign: |a, b, _c, _r| xor_sign(a, b, max_f32);
 }
@@ -273,6 +277,10 @@ pub(crate) fn float32(op: &str, m: Mode) -> Option<AluFn> {
         "max" => float_pick::<Max>(m),
         "min3" if m.nan => float_pick::<Min3Nan>(m),
         "max3" if m.nan => float_pick::<Max3Nan>(m),
+        "min3.abs" if m.nan => float_pick::<Min3NanAbs>(m),
+        "max3.abs" if m.nan => float_pick::<Max3NanAbs>(m),
+        "min3.abs" => float_pick::<Min3Abs>(m),
+        "max3.abs" => float_pick::<Max3Abs>(m),
         "min3" => float_pick::<Min3>(m),
         "max3" => float_pick::<Max3>(m),
         "min.xorsign" if !m.nan => float_pick::<MinXorSign>(m),
@@ -416,24 +424,33 @@ pub(crate) fn half_op(ty: Ty, op: &str, m: Mode) -> Option<AluFn> {
     }
 }
 
-/// Packed pairs of f32 (`add.f32x2` and friends), round to nearest.
+/// Packed pairs of f32 (`add.f32x2` and friends) in four roundings.
 pub(crate) fn float32x2(op: &str, m: Mode) -> Option<AluFn> {
-    fn run<O: FloatOp, const FTZ: bool>(a: u64, b: u64, c: u64) -> u64 {
-        let f = float_run::<O, 0, FTZ, false>;
+    fn run<O: FloatOp, const ROUND: usize, const FTZ: bool>(a: u64, b: u64, c: u64) -> u64 {
+        let f = float_run::<O, ROUND, FTZ, false>;
         f(a, b, c) | f(a >> 32, b >> 32, c >> 32) << 32
     }
-    if m.round != Round::Nearest || m.sat {
+    fn pick<O: FloatOp>(m: Mode) -> Option<AluFn> {
+        Some(match (m.round, m.ftz) {
+            (Round::Nearest, false) => run::<O, 0, false>,
+            (Round::Nearest, true) => run::<O, 0, true>,
+            (Round::Zero, false) => run::<O, 1, false>,
+            (Round::Zero, true) => run::<O, 1, true>,
+            (Round::Down, false) => run::<O, 2, false>,
+            (Round::Down, true) => run::<O, 2, true>,
+            (Round::Up, false) => run::<O, 3, false>,
+            (Round::Up, true) => run::<O, 3, true>,
+            (Round::NearestAway, _) => return None,
+        })
+    }
+    if m.sat || m.nan || m.relu {
         return None;
     }
-    Some(match (op, m.ftz) {
-        ("add", false) => run::<Add, false>,
-        ("add", true) => run::<Add, true>,
-        ("sub", false) => run::<Sub, false>,
-        ("sub", true) => run::<Sub, true>,
-        ("mul", false) => run::<Mul, false>,
-        ("mul", true) => run::<Mul, true>,
-        ("fma", false) => run::<Fma, false>,
-        ("fma", true) => run::<Fma, true>,
-        _ => return None,
-    })
+    match op {
+        "add" => pick::<Add>(m),
+        "sub" => pick::<Sub>(m),
+        "mul" => pick::<Mul>(m),
+        "fma" => pick::<Fma>(m),
+        _ => None,
+    }
 }

@@ -24,6 +24,8 @@ operands! {
         Yield,
         /// Registers of a thread from now on.
         SetMaxReg { count: u32 },
+        /// `vprintf`
+        Print(Print),
         /// `griddepcontrol.wait`
         GridDependencyWait,
         /// `griddepcontrol.launch_dependents`
@@ -68,6 +70,34 @@ pub(crate) struct CallTarget {
     pub(crate) code: std::ops::Range<u32>,
     pub(crate) args: Box<[CallCopy]>,
     pub(crate) ret: Box<[CallCopy]>,
+}
+
+/// A call of `vprintf`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Print {
+    pub(crate) format: Passed,
+    pub(crate) arguments: Passed,
+    /// Where the number of arguments goes: local memory, or a register.
+    pub(crate) result: Option<Passed>,
+    pub(crate) register: Option<Reg>,
+}
+
+/// A pointer that is passed: in local memory, or a value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Passed {
+    Local(u32),
+    Value(Src),
+}
+
+impl Operands for Print {
+    fn collect(&self, roles: &mut Roles) {
+        for passed in [self.format, self.arguments] {
+            if let Passed::Value(src) = passed {
+                src.collect(roles);
+            }
+        }
+        self.register.collect(roles);
+    }
 }
 
 /// One value passed or returned by a call.
@@ -153,8 +183,8 @@ impl Decoder<'_, '_> {
             return self.unsupported();
         };
         let Operand::Name(name) = &operands[at] else { return self.unsupported() };
-        if super::RUNTIME.contains(&name.as_str()) {
-            return Ok(if name == "vprintf" { ControlOp::Nop } else { ControlOp::Trap });
+        if super::RUNTIME.contains(&name.as_str()) && name != "vprintf" {
+            return Ok(ControlOp::Trap);
         }
         let mut values = |o: Option<&Operand>| match o {
             Some(Operand::List(v)) => v.iter().map(|o| self.call_value(o)).collect::<Result<Vec<_>>>(),
@@ -162,6 +192,23 @@ impl Decoder<'_, '_> {
         };
         let returned = values(operands.first().filter(|_| at == 1))?;
         let passed = values(operands.get(at + 1))?;
+        if name == "vprintf" {
+            let pointer = |value: &CallValue| match *value {
+                CallValue::Bytes(at, 8) => Some(Passed::Local(at)),
+                CallValue::Source(src) => Some(Passed::Value(src)),
+                CallValue::Bytes(..) => None,
+            };
+            let [Some(format), Some(arguments)] = passed.iter().map(pointer).collect::<Vec<_>>()[..] else {
+                return self.error("`vprintf` takes two pointers");
+            };
+            let (result, register) = match returned.first() {
+                Some(CallValue::Bytes(at, 4)) => (Some(Passed::Local(*at)), None),
+                Some(CallValue::Source(Src::Reg(r))) => (None, Some(*r)),
+                Some(_) => return self.error("`vprintf` returns 32 bits"),
+                None => (None, None),
+            };
+            return Ok(ControlOp::Print(Print { format, arguments, result, register }));
+        }
         if through_pointer(self.inst) {
             let declared = |o: &Operand| match o {
                 Operand::Name(name) => self.linker.find(|s| s.prototypes.get(name).cloned()).is_some(),

@@ -11,7 +11,7 @@ use crate::text::types::{Ty, low_mask};
 pub(super) type Claim = Result<Option<Op>>;
 
 /// The families of instructions, in the order in which they are asked; the last one takes what is left.
-const FAMILIES: [fn(&mut Decoder<'_, '_>) -> Claim; 15] = [
+const FAMILIES: [fn(&mut Decoder<'_, '_>) -> Claim; 17] = [
     |d| d.collective(),
     |d| d.memory(),
     |d| d.atomic(),
@@ -24,6 +24,8 @@ const FAMILIES: [fn(&mut Decoder<'_, '_>) -> Claim; 15] = [
     |d| d.wgmma(),
     |d| d.matrix(),
     |d| d.wmma(),
+    |d| d.tcgen05(),
+    |d| d.clc(),
     |d| d.control(),
     |d| d.missing_units(),
     |d| d.scalar(),
@@ -46,6 +48,7 @@ impl Decoder<'_, '_> {
         };
         self.check_target()?;
         let op = self.operation()?;
+        self.check_operands()?;
         Ok((op, guard))
     }
 
@@ -289,8 +292,7 @@ impl Decoder<'_, '_> {
     /// Units that the simulator lacks as a whole.
     fn missing_units(&mut self) -> Claim {
         match self.inst.opcode[0].as_str() {
-            "tcgen05" => self.not_modelled("the tensor memory of Blackwell"),
-            "clusterlaunchcontrol" => self.not_modelled("the launch control of clusters"),
+            "multimem" => self.not_modelled("memory that several GPUs share (multimem)"),
             "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" => {
                 self.not_modelled("texture and surface memory")
             }

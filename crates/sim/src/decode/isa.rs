@@ -5,6 +5,7 @@
 
 use super::atomic::AtomicOp;
 use super::barrier::BarrierOp;
+use super::clc::ClcOp;
 use super::collective::CollectiveOp;
 use super::control::ControlOp;
 use super::copy::CopyOp;
@@ -16,6 +17,7 @@ use super::memory::MemoryOp;
 use super::operands::{Operands, Roles, Uses, operands};
 use super::scalar::ScalarOp;
 use super::special::Special;
+use super::tcgen05::Tcgen05Op;
 use super::tensormap::TensorMapOp;
 use super::wgmma::WgmmaOp;
 use super::wmma::WmmaOp;
@@ -97,6 +99,8 @@ operands! {
         Wgmma(WgmmaOp),
         Matrix(MatrixOp),
         Wmma(WmmaOp),
+        Tcgen05(Tcgen05Op),
+        Clc(ClcOp),
     }
 }
 

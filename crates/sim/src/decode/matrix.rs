@@ -7,8 +7,10 @@ use super::operands::{modifiers, operands};
 use crate::text::ast::Space;
 use crate::text::types::Ty;
 use crate::units::integer_core::{IntInput, Term};
-use crate::units::mma::{Accumulator, Elements, MmaShape};
+use crate::units::mma::{Accumulator, Elements, MmaShape, ScaleShape};
 use crate::units::tensor_core::Input;
+use crate::units::tensor_core::fused::ScaleType;
+use crate::units::warp_product::Generation;
 
 operands! {
     /// Matrix instructions of a warp.
@@ -35,6 +37,18 @@ operands! {
         pub(crate) a: Box<[Src]>,
         pub(crate) b: Box<[Src]>,
         pub(crate) c: Box<[Src]>,
+        pub(crate) scales: Option<Box<MmaScales>>,
+    }
+}
+
+operands! {
+    /// Block scales of an `mma.sync`: a register for A and for B, each with a byte and a lane of every four.
+    pub(crate) struct MmaScales {
+        pub(crate) shape: ScaleShape,
+        pub(crate) a: Src,
+        pub(crate) a_at: [Src; 2],
+        pub(crate) b: Src,
+        pub(crate) b_at: [Src; 2],
     }
 }
 
@@ -121,9 +135,15 @@ impl Decoder<'_, '_> {
     }
 
     fn mma(&mut self) -> Result<MatrixOp> {
+        if self.inst.opcode.iter().any(|m| m == "sp" || m.starts_with("sp::")) {
+            return self.error("sparse products (`.sp`) are not modelled");
+        }
+        if self.inst.opcode.iter().any(|m| m.starts_with("kind::")) {
+            return self.mma_kind();
+        }
         let (rows, n, k) = self.shape()?;
         let types = self.types();
-        if self.has("sp") || self.has("block_scale") || !(self.has("row") && self.has("col")) {
+        if self.has("block_scale") || !(self.has("row") && self.has("col")) {
             return self.unsupported();
         }
         let &[dt, at, bt, ct] = types.as_slice() else { return self.unsupported() };
@@ -151,8 +171,107 @@ impl Decoder<'_, '_> {
         if d.len() != sums || c.len() != sums || a.len() != halves * parts || b.len() != parts {
             return self.error("the number of registers does not fit the shape");
         }
-        let shape = MmaShape { rows, k, elements, accumulator };
-        Ok(MatrixOp::Mma(Box::new(Mma { shape, d, a, b, c })))
+        let (bits, generation) = (elements.bits(), self.generation());
+        let shape = MmaShape { rows, k, elements, bits, accumulator, generation };
+        Ok(MatrixOp::Mma(Box::new(Mma { shape, d, a, b, c, scales: None })))
+    }
+
+    /// The tensor core that the module's target has.
+    pub(super) fn generation(&self) -> Generation {
+        Generation::of(self.linker.module.target.arch)
+    }
+
+    /// `mma.sync` with `.kind`: FP8, FP6 and FP4 in any mixture, with and without block scales.
+    fn mma_kind(&mut self) -> Result<MatrixOp> {
+        let small = |name: &str| {
+            Some(match name {
+                "e4m3" => Input::E4m3,
+                "e5m2" => Input::E5m2,
+                "e3m2" => Input::E3m2,
+                "e2m3" => Input::E2m3,
+                "e2m1" => Input::E2m1,
+                _ => return None,
+            })
+        };
+        let is_type = |m: &str| small(m).is_some() || matches!(m, "f32" | "f16" | "ue8m0" | "ue4m3");
+        let opcode: Vec<&str> = self.inst.opcode[1..].iter().map(String::as_str).collect();
+        let known = |m: &str| {
+            is_type(m)
+                || shape(m).is_some()
+                || matches!(m, "sync" | "aligned" | "row" | "col" | "block_scale")
+                || m.starts_with("kind::")
+                || m.starts_with("scale_vec::")
+        };
+        if let Some(m) = opcode.iter().find(|m| !known(m)) {
+            return self.error(format!("`.{m}` is not supported here"));
+        }
+        let types: Vec<&str> = opcode.iter().copied().filter(|m| is_type(m)).collect();
+        let &[dt, at, bt, ct, ref scale @ ..] = types.as_slice() else {
+            return self.error("types are missing");
+        };
+        let (Some(a_type), Some(b_type)) = (small(at), small(bt)) else { return self.unsupported() };
+        let kind = opcode.iter().find_map(|m| m.strip_prefix("kind::")).unwrap_or("");
+        let vector = opcode.iter().find_map(|m| m.strip_prefix("scale_vec::"));
+        if !self.has("row") || !self.has("col") || dt != ct || self.has("block_scale") == scale.is_empty() {
+            return self.unsupported();
+        }
+        let fp4 = (a_type, b_type) == (Input::E2m1, Input::E2m1);
+        let (bits, scales) = match (kind, vector, scale) {
+            ("f8f6f4", None, []) => (8, None),
+            ("mxf8f6f4", None | Some("1X"), ["ue8m0"]) => (8, Some((ScaleType::Ue8m0, 1))),
+            ("mxf4", None | Some("2X"), ["ue8m0"]) if fp4 => (4, Some((ScaleType::Ue8m0, 2))),
+            ("mxf4nvf4", Some("2X"), ["ue8m0"]) if fp4 => (4, Some((ScaleType::Ue8m0, 2))),
+            ("mxf4nvf4", Some("4X"), ["ue4m3"]) if fp4 => (4, Some((ScaleType::Ue4m3, 4))),
+            _ => return self.error("this kind does not have these types and scales"),
+        };
+        let accumulator = match dt {
+            "f32" => Accumulator::F32,
+            "f16" if scales.is_none() => Accumulator::F16,
+            _ => return self.error("this kind does not have these accumulators"),
+        };
+        let (rows, n, k) = self.shape()?;
+        let short = k == 16 && scales.is_none() && a_type.bits() == 8 && b_type.bits() == 8;
+        if (rows, n) != (16, 8) || !(k == 256 / bits || short) {
+            return self.error("the shape is not supported");
+        }
+        let (d, a, b, c) = (
+            self.registers(0)?,
+            self.sources(1, Ty::B32)?,
+            self.sources(2, Ty::B32)?,
+            self.sources(3, Ty::B32)?,
+        );
+        let parts = (k * bits / 128) as usize;
+        let sums = if accumulator == Accumulator::F16 { 2 } else { 4 };
+        if d.len() != sums || c.len() != sums || a.len() != 2 * parts || b.len() != parts {
+            return self.error("the number of registers does not fit the shape");
+        }
+        let operands = if scales.is_some() { 8 } else { 4 };
+        self.expect_operands(operands, operands)?;
+        let scales = match scales {
+            None => None,
+            Some((ty, count)) => {
+                let shape = ScaleShape { ty, count };
+                let (a, a_at) = self.scale_operand(4, shape, 1)?;
+                let (b, b_at) = self.scale_operand(6, shape, 3)?;
+                Some(Box::new(MmaScales { shape, a, a_at, b, b_at }))
+            }
+        };
+        let elements = Elements::Float(a_type, b_type);
+        let shape = MmaShape { rows, k, elements, bits, accumulator, generation: self.generation() };
+        Ok(MatrixOp::Mma(Box::new(Mma { shape, d, a, b, c, scales })))
+    }
+
+    /// A register of block scales, and behind it `{byte, thread}`.
+    fn scale_operand(&mut self, i: usize, shape: ScaleShape, last_thread: u64) -> Result<(Src, [Src; 2])> {
+        let (&[scales], &[byte, thread]) = (&*self.sources(i, Ty::B32)?, &*self.sources(i + 1, Ty::U16)?)
+        else {
+            return self.error("expected a register of scales and `{byte, thread}`");
+        };
+        let out_of_range = |s: Src, fits: &dyn Fn(u64) -> bool| matches!(s, Src::Imm(v) if !fits(v));
+        if out_of_range(byte, &|v| shape.has_byte(v)) || out_of_range(thread, &|v| v <= last_thread) {
+            return self.error(format!("the selector of scales {i} is out of range"));
+        }
+        Ok((scales, [byte, thread]))
     }
 
     /// How many matrices an instruction has.

@@ -8,6 +8,8 @@
 
 pub(crate) mod atomic;
 pub(crate) mod barrier;
+mod check;
+pub(crate) mod clc;
 pub(crate) mod collective;
 pub(crate) mod control;
 pub(crate) mod copy;
@@ -23,8 +25,10 @@ pub(crate) mod memory;
 pub(crate) mod operands;
 mod reach;
 pub(crate) mod scalar;
+mod signatures;
 pub(crate) mod special;
 pub(crate) mod target;
+pub(crate) mod tcgen05;
 pub(crate) mod tensormap;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;
@@ -40,8 +44,8 @@ use operands::Roles;
 use reach::{collect_names, definitions, reachable};
 use std::collections::{HashMap, HashSet};
 
-/// Functions of the device runtime that a module may declare and call without defining them: `printf` does
-/// nothing, the others stop the kernel.
+/// Functions of the device runtime that a module may declare and call without defining them: `vprintf` prints, the
+/// others stop the kernel.
 pub(crate) const RUNTIME: [&str; 3] = ["vprintf", "__assertfail", "abort"];
 
 /// Where the shared window of a CTA starts: the hardware keeps the first kilobyte for itself.
@@ -71,6 +75,8 @@ pub(crate) struct Kernel {
     /// Offset of dynamic shared memory.
     pub(crate) dynamic_shared: u32,
     pub(crate) threads: Option<([u32; 3], bool)>,
+    /// `.maxnreg`
+    pub(crate) max_registers: Option<u32>,
     pub(crate) cluster: Option<[u32; 3]>,
     /// Where the entry is declared.
     pub(crate) at: Position,
@@ -121,6 +127,11 @@ struct Scope {
 }
 
 impl Scope {
+    /// Whether a register or variable of this name is declared so far.
+    fn declares(&self, name: &str) -> bool {
+        self.singles.contains_key(name) || self.symbols.contains_key(name) || self.in_range(name).is_some()
+    }
+
     /// The type of `name` as a member of a range. A prefix may itself end in digits, so every split of the
     /// trailing digits (an index has at most seven) is tried, the longest index first.
     fn in_range(&self, name: &str) -> Option<Ty> {
@@ -161,6 +172,8 @@ pub(crate) struct Linker<'a> {
     local_bytes: u32,
     /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
     scoped: bool,
+    /// Whether `tcgen05` instructions of this function are for a pair of CTAs, once one has said so.
+    cta_pair: Option<bool>,
     shared: HashMap<String, u32>,
     signatures: HashMap<String, Signature>,
     scopes: Vec<Scope>,
@@ -197,6 +210,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         register_bits: Vec::new(),
         local_bytes: 0,
         scoped: false,
+        cta_pair: None,
         shared: HashMap::new(),
         signatures: HashMap::new(),
         scopes: Vec::new(),
@@ -245,6 +259,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         static_shared,
         dynamic_shared,
         threads: entry.threads,
+        max_registers: entry.max_registers,
         cluster: entry.cluster,
         at: entry.at,
         files: module.files.clone(),
@@ -342,9 +357,12 @@ impl<'a> Linker<'a> {
     ) -> Result<()> {
         let body = f.body.as_deref().unwrap_or_default();
         self.scopes.clear();
+        self.cta_pair = None;
         let mut root = Scope::default();
         for p in entry_params {
-            root.symbols.insert(p.name.clone(), Symbol::EntryParam(p.offset));
+            if root.symbols.insert(p.name.clone(), Symbol::EntryParam(p.offset)).is_some() {
+                return fail(f.at, format!("parameter `{}` is declared twice in `{}`", p.name, f.name));
+            }
         }
         let signature = self.signatures[&f.name].clone();
         let formals = f.params.iter().zip(&signature.params).chain(f.returns.iter().zip(&signature.returns));
@@ -356,7 +374,9 @@ impl<'a> Linker<'a> {
                 }
                 _ => continue,
             };
-            root.symbols.insert(name.clone(), symbol);
+            if root.symbols.insert(name.clone(), symbol).is_some() {
+                return fail(f.at, format!("parameter `{name}` is declared twice in `{}`", f.name));
+            }
         }
         self.scopes.push(root);
         self.scan(f, body, code.len() as u32)?;
@@ -365,6 +385,7 @@ impl<'a> Linker<'a> {
         let mut next_scope = 1;
         self.scope = 0;
         let mut loc = None;
+        let mut pair = None;
         for statement in body {
             match statement {
                 Statement::Open => {
@@ -375,6 +396,13 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
+                    if i.opcode[0] == "tcgen05"
+                        && let Some(group) = i.opcode.iter().find(|m| m.starts_with("cta_group::"))
+                        && *pair.get_or_insert(group) != group
+                    {
+                        let message = format!("`{}` has both .cta_group::1 and .cta_group::2", f.name);
+                        return fail(i.at, message);
+                    }
                     let roles = Roles::of(&op);
                     self.scoped |= roles.scope.is_some_and(|scope| scope < crate::hazard::Scope::Gpu);
                     let uses = roles.uses(guard);
@@ -408,19 +436,23 @@ impl<'a> Linker<'a> {
                 }
                 Statement::Close => current = self.scopes[current].parent.unwrap_or(0),
                 Statement::Label(name, at) => {
-                    if self.scopes[current].labels.insert(name.clone(), pc).is_some() {
+                    let scope = &mut self.scopes[current];
+                    if scope.declares(name) || scope.labels.insert(name.clone(), pc).is_some() {
                         return fail(*at, format!("label `{name}` is defined twice in `{}`", f.name));
                     }
                 }
                 Statement::Register { ty, name, count, at } => {
-                    let Some(ty) = Ty::parse(ty) else {
+                    let Some(ty) = Ty::parse(ty).filter(|ty| ty.in_register()) else {
                         return fail(*at, format!("`.{ty}` is not a register type"));
                     };
                     let scope = &mut self.scopes[current];
-                    match count {
-                        Some(n) => scope.ranges.insert(name.clone(), (*n, ty)).map(|_| ()),
-                        None => scope.singles.insert(name.clone(), ty).map(|_| ()),
+                    let twice = match count {
+                        Some(n) => scope.ranges.insert(name.clone(), (*n, ty)).is_some(),
+                        None => scope.declares(name) || scope.singles.insert(name.clone(), ty).is_some(),
                     };
+                    if twice {
+                        return fail(*at, format!("register `{name}` is declared twice in `{}`", f.name));
+                    }
                 }
                 Statement::Variable(v) => {
                     let symbol = match v.space {
@@ -428,6 +460,12 @@ impl<'a> Linker<'a> {
                         Space::Local => Symbol::Local(self.local(v.bytes(), v.align, v.at)?),
                         _ => Symbol::CallParam(self.local(v.bytes(), v.align, v.at)?, v.bytes() as u32),
                     };
+                    if self.scopes[current].declares(&v.name) {
+                        return fail(
+                            v.at,
+                            format!("variable `{}` is declared twice in `{}`", v.name, f.name),
+                        );
+                    }
                     self.scopes[current].symbols.insert(v.name.clone(), symbol);
                 }
                 Statement::BranchTargets(name, targets) => {

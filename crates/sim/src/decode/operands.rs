@@ -135,6 +135,7 @@ modifiers!(
     crate::units::mma::Accumulator,
     crate::units::mma::Elements,
     crate::units::mma::MmaShape,
+    crate::units::mma::ScaleShape,
     crate::units::tensormap::MapField,
     crate::units::wmma::Fragment,
     crate::units::wmma::WmmaShape,

@@ -157,15 +157,19 @@ impl Decoder<'_, '_> {
         if self.types().len() > 1 {
             return self.mixed();
         }
-        if self.has("xorsign") != self.has("abs") || (self.has("xorsign") && ty != Ty::F32) {
-            return self.unsupported();
-        }
-        // `min.f32 d, a, b, c`
+        let (signs, magnitudes) = (self.has("xorsign"), self.has("abs"));
+        // `min.f32 d, a, b, c`, also of magnitudes
         let three = match inst.opcode[0].as_str() {
-            "min" if self.count() == 4 => Some("min3"),
-            "max" if self.count() == 4 => Some("max3"),
+            "min" | "max" if self.count() != 4 || signs => None,
+            "min" if magnitudes => Some("min3.abs"),
+            "max" if magnitudes => Some("max3.abs"),
+            "min" => Some("min3"),
+            "max" => Some("max3"),
             _ => None,
         };
+        if (signs != magnitudes && three.is_none()) || (signs && ty != Ty::F32) {
+            return self.unsupported();
+        }
         let lookup = match three {
             Some(name) => alu::lookup(&[name.to_owned()], ty, mode),
             None => alu::lookup(&inst.opcode, ty, mode),

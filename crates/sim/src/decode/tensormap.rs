@@ -74,6 +74,9 @@ impl Decoder<'_, '_> {
             _ => Space::Generic,
         };
         let value = self.src(if indexed { 2 } else { 1 }, Ty::B64)?;
+        if matches!(field, MapField::ElementType) && matches!(value, Src::Imm(13..=15)) {
+            self.require("elements of 4 and 6 bits", super::target::BLACKWELL)?;
+        }
         Ok(TensorMapOp::Replace { field, addr: self.addr(0)?, space, value })
     }
 }

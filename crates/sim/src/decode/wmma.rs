@@ -175,7 +175,7 @@ impl Decoder<'_, '_> {
         }
         let accumulators = [given, taken];
         Ok(WmmaOp::Mma(Box::new(WmmaMma {
-            shape: WmmaShape { k, elements, accumulators, fragments },
+            shape: WmmaShape { k, elements, generation: self.generation(), accumulators, fragments },
             d,
             a,
             b,

@@ -136,6 +136,18 @@ impl Cx<'_> {
         len: u32,
         write: bool,
     ) -> Result<(), Fault> {
+        self.shadow_store(access, lane, (cta, offset, len), write, false)
+    }
+
+    /// The same; `same` for a write of what is there already.
+    fn shadow_store(
+        &mut self,
+        access: &mut Access,
+        lane: usize,
+        (cta, offset, len): (usize, u32, u32),
+        write: bool,
+        same: bool,
+    ) -> Result<(), Fault> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;
         let agent = h.lane_agent(access.warp, lane);
@@ -151,7 +163,8 @@ impl Cx<'_> {
             }
         };
         let range = std::iter::once((offset, len));
-        h.access(event, Some(lane), cta, range, write).map_err(|c| self.conflict(c, cta, write))
+        let conflicts = h.access_with(event, Some(lane), cta, range, write, same);
+        self.conflicts(conflicts, cta, (access.warp, access.pc), write)
     }
 
     /// Records an access of an asynchronous unit.
@@ -167,7 +180,8 @@ impl Cx<'_> {
         h.make_room();
         let id = h.event(event);
         let lane = lane.map(|l| l as u8);
-        h.access(id, lane, cta, ranges, write).map_err(|c| self.conflict(c, cta, write))
+        let conflicts = h.access(id, lane, cta, ranges, write);
+        self.conflicts(conflicts, cta, (event.warp, event.pc), write)
     }
 
     /// Records a generic access to global memory.
@@ -180,7 +194,7 @@ impl Cx<'_> {
         same: bool,
     ) -> Result<(), Fault> {
         let cta = self.cta_index(access.warp);
-        self.check_predecessor(access.warp, lane as u8, range, write)?;
+        self.check_predecessor((access.warp, access.pc), lane as u8, range, write)?;
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;
         let agent = h.lane_agent(access.warp, lane);
@@ -193,9 +207,10 @@ impl Cx<'_> {
                 id
             }
         };
-        self.global
-            .access(h, event, Some(lane), range, write, same)
-            .map_err(|c| self.global_conflict(c, write))
+        match self.global.access(h, event, Some(lane), range, write, same) {
+            Ok(()) => Ok(()),
+            Err(c) => self.global_conflict(c, (access.warp, access.pc), write),
+        }
     }
 
     /// Records an access of an asynchronous unit to global memory.
@@ -212,10 +227,10 @@ impl Cx<'_> {
         let now = h.global_unit_event(event, cta);
         let id = self.global.record(now);
         for range in ranges {
-            self.check_predecessor(event.warp, lane.unwrap_or(now.lane()), range, write)?;
+            self.check_predecessor((event.warp, event.pc), lane.unwrap_or(now.lane()), range, write)?;
             let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
             if let Err(c) = self.global.access(h, id, lane, range, write, false) {
-                return Err(self.global_conflict(c, write));
+                self.global_conflict(c, (event.warp, event.pc), write)?;
             }
         }
         Ok(())
@@ -224,16 +239,34 @@ impl Cx<'_> {
     /// An access to global memory must not meet those of a kernel before that may still run.
     fn check_predecessor(
         &mut self,
-        warp: u32,
+        at: (u32, u32),
         lane: u8,
         range: (u64, u64),
         writes: bool,
     ) -> Result<(), Fault> {
         let (Some(before), Some(h)) = (self.predecessor, &mut self.cluster.hazards) else { return Ok(()) };
         match before.meets(range, writes) {
-            Some(overlap) if !h.knows_predecessor_done(warp, lane) => Err(self.too_early(overlap, writes)),
+            Some(overlap) if !h.knows_predecessor_done(at.0, lane) => {
+                self.hazard(FaultKind::Race, at, None, |cx| cx.too_early(overlap, writes))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Where a run goes on after reads of global memory that nothing wrote: notes one. (Otherwise the read itself
+    /// fails.)
+    pub(crate) fn expect_defined(&mut self, address: u64, len: usize) -> Result<(), Fault> {
+        let kind = FaultKind::Uninitialized;
+        if self.options.hazards
+            && self.goes_on(kind)
+            && let Err(fault) = self.memory.load(address, len, true)
+        {
+            if fault.kind != kind {
+                return Err(fault);
+            }
+            self.hazard(kind, self.at, None, |_| fault)?;
+        }
+        Ok(())
     }
 
     /// Reads shared memory; the caller has recorded the access.
@@ -243,14 +276,16 @@ impl Cx<'_> {
         if self.options.hazards
             && let Some(missing) = c.written.first_missing(at, len as usize)
         {
-            return Err(Fault::new(
-                FaultKind::Uninitialized,
-                format!(
-                    "shared byte {:#x} of CTA {} is read and was never written",
-                    missing as u32 + SHARED_BASE,
-                    c.index
-                ),
-            ));
+            self.hazard(FaultKind::Uninitialized, self.at, None, |_| {
+                Fault::new(
+                    FaultKind::Uninitialized,
+                    format!(
+                        "shared byte {:#x} of CTA {} is read and was never written",
+                        missing as u32 + SHARED_BASE,
+                        c.index
+                    ),
+                )
+            })?;
         }
         Ok(&c.shared[at..at + len as usize])
     }
@@ -279,6 +314,15 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// From now on bytes of shared memory count as never written.
+    pub(crate) fn shared_forget(&mut self, cta: usize, offset: u32, len: u32) -> Result<(), Fault> {
+        if len > 0 && self.options.hazards {
+            let at = self.shared_range(cta, offset, len)?;
+            self.cluster.ctas[cta].written.clear(at, len as usize);
+        }
+        Ok(())
+    }
+
     /// Bytes at a location, for the threads of a warp; all of them must have been written.
     pub(crate) fn read(
         &mut self,
@@ -290,6 +334,9 @@ impl Cx<'_> {
     ) -> Result<(), Fault> {
         if self.options.hazards {
             match location {
+                Location::Global(a) if self.goes_on(FaultKind::Uninitialized) => {
+                    self.expect_defined(a, out.len())?;
+                }
                 Location::Global(a) => {
                     self.memory.load(a, out.len(), true)?;
                 }
@@ -306,7 +353,9 @@ impl Cx<'_> {
     pub(crate) fn defined(&mut self, location: Location, len: usize) -> bool {
         match location {
             Location::Global(a) => self.memory.defined(a, len),
-            Location::Shared(cta, offset) => self.shared_bytes(cta, offset, len as u32).is_ok(),
+            Location::Shared(cta, offset) => self.shared_range(cta, offset, len as u32).is_ok_and(|at| {
+                !self.options.hazards || self.cluster.ctas[cta].written.first_missing(at, len).is_none()
+            }),
             _ => true,
         }
     }
@@ -366,8 +415,12 @@ impl Cx<'_> {
                 *self.progress += 1;
             }
             Location::Shared(cta, offset) => {
-                self.shared_range(cta, offset, bytes.len() as u32)?;
-                self.shadow(access, lane, cta, offset, bytes.len() as u32, true)?;
+                let (at, len) = (self.shared_range(cta, offset, bytes.len() as u32)?, bytes.len());
+                let c = &self.cluster.ctas[cta];
+                let same = self.options.hazards
+                    && c.shared[at..at + len] == *bytes
+                    && c.written.first_missing(at, len).is_none();
+                self.shadow_store(access, lane, (cta, offset, len as u32), true, same)?;
                 self.shared_store(cta, offset, bytes)?;
             }
             Location::Local(a) => {

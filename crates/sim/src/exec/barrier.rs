@@ -48,6 +48,10 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
             if let Some(h) = &mut cx.cluster.hazards {
                 h.pass(warp.index, &mut cx.cluster.barrier.passing);
                 h.release(warp.index, *release, Scope::Cluster, &mut cx.cluster.barrier.view);
+                // A relaxed arrival still says that what the lanes have read or waited for is over.
+                if !*release {
+                    h.release_nothing(warp.index, &mut cx.cluster.barrier.view);
+                }
             }
             *cx.progress += 1;
             cx.cluster.settle_barrier();

@@ -6,6 +6,8 @@ use crate::hazard::{ByScope, Hazards, Scope, View};
 use crate::memory::Written;
 use crate::units::copy::Pending;
 use crate::units::mbarrier::Mbar;
+use crate::units::tcgen05::queue::Queue;
+use crate::units::tensor_memory::TensorMemory;
 use std::collections::BTreeMap;
 
 /// A named barrier of a CTA.
@@ -37,6 +39,8 @@ pub(crate) struct Cta {
     pub(crate) written: Written,
     pub(crate) bars: Vec<NamedBarrier>,
     pub(crate) mbars: BTreeMap<u32, Mbar>,
+    /// Tensor memory, once an instruction has asked for it.
+    pub(crate) tensor: Option<Box<TensorMemory>>,
     pub(crate) live_warps: u32,
     pub(crate) live_threads: u32,
     /// Registers that a thread has at first, and those that warps have given back.
@@ -65,9 +69,18 @@ pub(crate) struct Cluster {
     pub(crate) warps_per_cta: usize,
     pub(crate) barrier: ClusterBarrier,
     pub(crate) pending: Vec<Pending>,
+    /// Work of the tensor cores in flight (`tcgen05`).
+    pub(crate) tensor_work: Queue,
     pub(crate) hazards: Option<Box<Hazards>>,
     /// Scratch space of the matrix units.
     pub(crate) scratch: crate::units::wgmma::Buffers,
+}
+
+impl Cta {
+    /// The CTA's tensor memory.
+    pub(crate) fn tensor(&mut self) -> &mut TensorMemory {
+        self.tensor.get_or_insert_default()
+    }
 }
 
 impl Cluster {

@@ -1,8 +1,8 @@
 //! Context: what an executing warp can reach.
 
+use super::clc::Waiting;
 use super::cluster::Cluster;
 use super::finding::Findings;
-use super::tensormap::MapChange;
 use crate::decode::Kernel;
 use crate::error::{Fault, Place};
 use crate::hazard::{Footprint, GlobalShadow};
@@ -10,7 +10,7 @@ use crate::memory::Memory;
 use crate::options::Options;
 use crate::report::{Report, TraceEvent, TraceUnit};
 use crate::rng::Rng;
-use std::collections::HashMap;
+use std::cell::RefCell;
 
 /// Everything around one warp while it runs.
 pub(crate) struct Cx<'a> {
@@ -28,13 +28,17 @@ pub(crate) struct Cx<'a> {
     /// Per instruction: whether a lane has executed it.
     pub(crate) executed: &'a mut [bool],
     /// What was found and did not end the run.
-    pub(crate) findings: &'a mut Findings,
-    /// Tensor maps in global memory that the kernel has changed.
-    pub(crate) maps: &'a mut HashMap<u64, MapChange>,
+    pub(crate) findings: &'a RefCell<Findings>,
+    /// The warp and the instruction whose work is done.
+    pub(crate) at: (u32, u32),
     /// Who touched global memory.
     pub(crate) global: &'a mut GlobalShadow,
     /// What the kernel before touches, where it may still run.
     pub(crate) predecessor: Option<&'a Footprint>,
+    /// Clusters that have not begun.
+    pub(crate) waiting: &'a mut Waiting,
+    /// What the kernel prints.
+    pub(crate) output: &'a mut String,
 }
 
 impl Cx<'_> {

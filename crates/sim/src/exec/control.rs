@@ -8,6 +8,7 @@ use crate::decode::control::{CallCopy, CallTarget, ControlOp};
 use crate::decode::isa::{Op, Src};
 use crate::error::{Fault, FaultKind};
 use crate::lanes::{LANES, lanes};
+use std::cmp::Ordering;
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issue) -> Result<Next, Fault> {
     let Issue { active, mask, .. } = at;
@@ -22,6 +23,11 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
         ControlOp::Exit => Ok(leave(warp, cx, at, true)),
         ControlOp::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
         ControlOp::Nop => Ok(Next::Step),
+        ControlOp::Print(call) => {
+            *cx.progress += 1;
+            super::print::print(warp, cx, call, at)?;
+            Ok(Next::Step)
+        }
         ControlOp::Yield => {
             *cx.polls += 1;
             Ok(Next::Yield)
@@ -29,7 +35,14 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
         ControlOp::SetMaxReg { count } => {
             together!(aligned(warp, cx, at));
             converged(warp, cx, active);
-            Ok(set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count))
+            let next = set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count);
+            if matches!(next, Next::Step) {
+                warp.register_changes.push((at.pc, *count));
+                if cx.options.hazards {
+                    expect_same_registers(warp, cx)?;
+                }
+            }
+            Ok(next)
         }
         ControlOp::GridDependencyWait => {
             if let Some(h) = &mut cx.cluster.hazards {
@@ -216,9 +229,47 @@ fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
                 warp.groups[g].mask &= !active;
                 warp.groups[g].pc = pc + 1;
             }
+            // The last lanes leave with their warp.
+            if !warp.groups.is_empty() {
+                cx.cluster.settle_barrier();
+            }
             Next::Done
         }
     }
+}
+
+/// All warps of a warpgroup execute a `setmaxnreg` of the same number, or none does. By the manual it is also the same
+/// instruction; Triton has one for every partition of fewer than four warps.
+pub(super) fn expect_same_registers(warp: &Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
+    let first = warp.index - warp.env.warp % 4;
+    let end = (first + 4).min(warp.index - warp.env.warp + warp.env.warps);
+    let mine = &warp.register_changes;
+    for peer in (first..end).filter(|i| *i != warp.index) {
+        let other = &cx.cluster.warps[peer as usize];
+        let theirs = &other.register_changes;
+        let apart = mine.iter().zip(theirs).find(|(a, b)| a.1 != b.1).map(|(a, b)| (Some(a.0), Some(b.0)));
+        // What one of them has done and another has left without.
+        let (done, gone) = (other.done(), warp.done());
+        let missed = || match mine.len().cmp(&theirs.len()) {
+            Ordering::Greater if done => Some((Some(mine[theirs.len()].0), None)),
+            Ordering::Less if gone => Some((None, Some(theirs[mine.len()].0))),
+            _ => None,
+        };
+        let Some((a, b)) = apart.or_else(missed) else { continue };
+        let at = a.map_or((peer, b.unwrap_or(0)), |pc| (warp.index, pc));
+        let with = if a.is_some() { peer } else { warp.index };
+        let left = if a.is_some() { other.left_at } else { warp.left_at };
+        let other = (with, if a.is_some() { b.unwrap_or(left) } else { left });
+        cx.hazard(FaultKind::Divergence, at, Some(other.1), |cx| {
+            let number = with as usize % cx.cluster.warps_per_cta;
+            let message =
+                format!("setmaxnreg is for all warps of a warpgroup, and warp {number} has not executed it");
+            let mut fault = Fault::new(FaultKind::Divergence, message);
+            fault.other = Some(Box::new(cx.place(other.0, other.1)));
+            fault
+        })?;
+    }
+    Ok(())
 }
 
 /// `setmaxnreg`: a warp releases registers to its CTA, or acquires some, which may have to be released first.

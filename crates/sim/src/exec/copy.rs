@@ -4,8 +4,8 @@ use super::access::Location;
 use super::context::Cx;
 use super::memory::{address, check_alignment};
 use super::warp::{Wait, Warp};
-use super::{Issue, Next};
-use crate::decode::copy::{BulkCopy, BulkDirection, CopyOp, TensorCopy};
+use super::{Issue, Next, tensor_copy};
+use crate::decode::copy::{BulkCopy, BulkDirection, CopyOp};
 use crate::decode::isa::{Addr, Src};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Scope, Unit};
@@ -15,7 +15,7 @@ use crate::text::types::Ty;
 use crate::units::atomic::AtomFn;
 use crate::units::copy::{BulkReduce, Kind, Source, Target};
 use crate::units::tensormap::{Swizzle, TENSOR_MAP_BYTES};
-use crate::units::tma::{pieces, ranges};
+use crate::units::tma::pieces;
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CopyOp, at: Issue) -> Result<Next, Fault> {
     if let CopyOp::Wait { pending, read } = op {
@@ -23,7 +23,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CopyOp, at: Issue) 
     }
     for l in lanes(at.active) {
         match op {
-            CopyOp::Tensor(t) => tensor(warp, cx, t, at.pc, l)?,
+            CopyOp::Tensor(t) => tensor_copy::issue(warp, cx, t, at.pc, l)?,
             CopyOp::Bulk(b) => bulk(warp, cx, b, at.pc, l)?,
             CopyOp::Commit => {
                 let g = warp.bulk.entry(l as u32).or_default();
@@ -73,7 +73,7 @@ pub(super) fn shared_at(
 }
 
 /// The CTAs that a load goes to: those of the mask, or the one that the address names.
-fn receivers(
+pub(super) fn receivers(
     warp: &Warp,
     cx: &Cx<'_>,
     mask: Option<Src>,
@@ -93,28 +93,58 @@ fn receivers(
     }
 }
 
+/// The mbarriers that a load reports to.
+#[derive(Clone, Copy)]
+pub(super) enum Report {
+    /// That of one CTA.
+    To(usize),
+    /// That of each receiver.
+    Receiver,
+    /// That of the CTA with this parity in the pair of each receiver.
+    Pair(usize),
+}
+
+impl Report {
+    /// The CTA whose mbarrier a receiver reports to.
+    fn of(self, receiver: usize) -> usize {
+        match self {
+            Report::To(cta) => cta,
+            Report::Receiver => receiver,
+            Report::Pair(parity) => receiver & !1 | parity,
+        }
+    }
+}
+
 /// A copy into shared memory, before it goes to its receivers.
-struct Load<'a> {
+pub(super) struct Load<'a> {
     /// Address of the tensor map in global memory.
-    map: Option<u64>,
-    source: &'a Source,
-    swizzle: Swizzle,
+    pub(super) map: Option<u64>,
+    pub(super) source: &'a Source,
+    pub(super) swizzle: Swizzle,
     /// Ranks of the receiving CTAs.
-    ranks: &'a [usize],
-    offset: u32,
-    bytes: u32,
-    /// Offset of the mbarrier, and its CTA; that of each receiver where there is none.
-    mbar: u32,
-    mbar_cta: Option<usize>,
-    reduce: Option<BulkReduce>,
+    pub(super) ranks: &'a [usize],
+    pub(super) offset: u32,
+    pub(super) bytes: u32,
+    /// Offset of the mbarrier.
+    pub(super) mbar: u32,
+    pub(super) report: Report,
+    pub(super) reduce: Option<BulkReduce>,
 }
 
 /// Sends a load to its receivers.
-fn send(warp: &Warp, cx: &mut Cx<'_>, pc: u32, load: Load<'_>) -> Result<(), Fault> {
-    let Load { map, source, swizzle, ranks, offset, bytes, mbar, mbar_cta, reduce } = load;
+pub(super) fn send(warp: &Warp, cx: &mut Cx<'_>, pc: u32, load: Load<'_>) -> Result<(), Fault> {
+    let Load { map, source, swizzle, ranks, offset, bytes, mbar, report, reduce } = load;
     // Every receiver is checked before anything moves.
     for &cta in ranks {
-        let owner = mbar_cta.unwrap_or(cta);
+        let owner = report.of(cta);
+        if owner >= cx.cluster.ctas.len() {
+            return Err(Fault::new(
+                FaultKind::BadOperand,
+                format!(
+                    "CTA {cta} of the cluster has no peer: a cluster of pairs has an even number of CTAs"
+                ),
+            ));
+        }
         cx.shared_range(cta, offset, bytes)?;
         cx.shared_range(owner, mbar, 8)?;
         cx.mbar(warp.index, owner, mbar, true)?;
@@ -130,17 +160,15 @@ fn send(warp: &Warp, cx: &mut Cx<'_>, pc: u32, load: Load<'_>) -> Result<(), Fau
             Source::Shared(from, o) => {
                 cx.shadow_async(event, None, std::iter::once((*o, bytes)), *from, false)?;
             }
-            Source::Global(a) => {
-                cx.shadow_global_async(event, None, std::iter::once((*a, u64::from(bytes))), false)?;
+            Source::Global(a, [left, right]) => {
+                let read = (a + u64::from(*left), u64::from(bytes - left - right));
+                cx.shadow_global_async(event, None, std::iter::once(read), false)?;
             }
-            Source::Tensor(map, coords) => {
-                cx.shadow_global_async(event, None, ranges(map, *coords), false)?;
-            }
+            Source::Tensor(part) => cx.shadow_global_async(event, None, part.ranges(), false)?,
         }
     }
     for &cta in ranks {
-        let owner = mbar_cta.unwrap_or(cta);
-        let mbar = (owner, mbar);
+        let mbar = (report.of(cta), mbar);
         let kind = Kind::Load { source: source.clone(), cta, offset, bytes, mbar, reduce };
         cx.submit(warp.index, pc, map, kind)?;
     }
@@ -152,78 +180,29 @@ fn span(swizzle: Swizzle, offset: u32, bytes: u32) -> (u32, u32) {
     if swizzle == Swizzle::None {
         return (offset, bytes);
     }
-    let low = pieces(swizzle, offset, bytes).map(|p| p.0).min().unwrap_or(offset);
-    let high = pieces(swizzle, offset, bytes).map(|p| p.0 + p.2).max().unwrap_or(offset);
+    let low = pieces(swizzle, false, offset, bytes).map(|p| p.0).min().unwrap_or(offset);
+    let high = pieces(swizzle, false, offset, bytes).map(|p| p.0 + p.2).max().unwrap_or(offset);
     (low, high - low)
 }
 
-fn tensor(warp: &mut Warp, cx: &mut Cx<'_>, t: &TensorCopy, pc: u32, l: usize) -> Result<(), Fault> {
-    let (map, map_at) = cx.load_map(warp, address(warp, &t.map, Space::Generic, l))?;
-    if map.rank != t.rank {
-        return Err(Fault::new(
-            FaultKind::TensorMap,
-            format!("the map has rank {} and the instruction rank {}", map.rank, t.rank),
-        ));
-    }
-    let mut coords = [0i32; 5];
-    for (c, s) in coords.iter_mut().zip(&t.coords) {
-        *c = warp.value(*s, l) as i32;
-    }
-    let first = i64::from(coords[0]) * map.element.bytes() as i64;
-    if first % 16 != 0 {
-        return Err(Fault::new(
-            FaultKind::Misaligned,
-            format!("the box begins {first} bytes into a row: TMA requires a multiple of 16"),
-        ));
-    }
-    let bytes = map.box_bytes();
-    let swizzle = map.swizzle;
-    if let Some(mbar) = &t.mbar {
-        let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Cluster, l)?;
-        check_alignment(u64::from(offset), 128)?;
-        let (mbar_cta, at) = shared_at(warp, cx, mbar, Space::Cluster, l)?;
-        check_alignment(u64::from(at), 8)?;
-        let ranks = receivers(warp, cx, t.multicast, cta, l)?;
-        // A multicast copy reports to the same offset in every receiver.
-        let owner = if t.multicast.is_some() { None } else { Some(mbar_cta) };
-        let load = Load {
-            map: map_at,
-            source: &Source::Tensor(map, coords),
-            swizzle,
-            ranks: &ranks,
-            offset,
-            bytes,
-            mbar: at,
-            mbar_cta: owner,
-            reduce: None,
-        };
-        return send(warp, cx, pc, load);
-    }
-    let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Shared, l)?;
-    check_alignment(u64::from(offset), 128)?;
-    cx.shared_range(cta, offset, bytes)?;
-    let target = Target::Tensor(map, coords, t.reduce);
-    store(warp, cx, pc, l, Store { map: map_at, swizzle, cta, offset, bytes, target })
-}
-
 /// A copy out of shared memory.
-struct Store {
+pub(super) struct Store {
     /// Address of the tensor map in global memory.
-    map: Option<u64>,
-    swizzle: Swizzle,
-    cta: usize,
-    offset: u32,
-    bytes: u32,
-    target: Target,
+    pub(super) map: Option<u64>,
+    pub(super) swizzle: Swizzle,
+    pub(super) cta: usize,
+    pub(super) offset: u32,
+    pub(super) bytes: u32,
+    pub(super) target: Target,
 }
 
-fn store(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, l: usize, copy: Store) -> Result<(), Fault> {
+pub(super) fn store(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, l: usize, copy: Store) -> Result<(), Fault> {
     let Store { map, swizzle, cta, offset, bytes, target } = copy;
     let (event, tick) = cx.store_event(warp.index, pc);
     cx.shadow_async(event, None, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
     let write = Event { strong: target.reduces().then_some(Scope::Gpu), ..Hazards::bulk_write(event) };
     match &target {
-        Target::Tensor(map, coords, _) => cx.shadow_global_async(write, None, ranges(map, *coords), true)?,
+        Target::Tensor(part, _) => cx.shadow_global_async(write, None, part.ranges(), true)?,
         Target::Global(a, _) => {
             cx.shadow_global_async(write, None, std::iter::once((*a, u64::from(bytes))), true)?;
         }
@@ -282,9 +261,19 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
     let (owner, at) = shared_at(warp, cx, mbar, Space::Cluster, l)?;
     check_alignment(u64::from(at), 8)?;
     let ranks = receivers(warp, cx, b.multicast, cta, l)?;
-    let owner = if b.multicast.is_some() { None } else { Some(owner) };
+    let report = if b.multicast.is_some() { Report::Receiver } else { Report::To(owner) };
     let source = if b.direction == BulkDirection::GlobalToShared {
-        Source::Global(global(warp, cx, &b.src)?)
+        let edges = match b.edges {
+            Some((left, right)) => [warp.value(left, l) as u32, warp.value(right, l) as u32],
+            None => [0; 2],
+        };
+        if edges.iter().any(|n| *n > 15) {
+            return Err(Fault::new(
+                FaultKind::BadOperand,
+                format!("{edges:?} bytes that may lie out of bounds: at most 15 at either end"),
+            ));
+        }
+        Source::Global(global(warp, cx, &b.src)?, edges)
     } else {
         let (c, o) = shared_at(warp, cx, &b.src, Space::Shared, l)?;
         check_alignment(u64::from(o), 16)?;
@@ -299,7 +288,7 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
         offset,
         bytes,
         mbar: at,
-        mbar_cta: owner,
+        report,
         reduce: b.reduce,
     };
     send(warp, cx, pc, load)

@@ -4,20 +4,26 @@ use super::context::Cx;
 use crate::error::{Fault, FaultKind, Place};
 use crate::hazard::{Conflict, GlobalConflict, Missing, Overlap};
 
+/// The kind of fault that two accesses are.
+pub(super) fn kind_of(missing: Missing) -> FaultKind {
+    match missing {
+        Missing::Order | Missing::Scope => FaultKind::Race,
+        Missing::ProxyFence => FaultKind::ProxyOrder,
+    }
+}
+
 /// What is wrong between two accesses, in words.
 fn unordered(missing: Missing, writes: bool, earlier_writes: bool) -> (FaultKind, String) {
     let verb = |writes: bool| if writes { "write" } else { "read" };
-    let (kind, reason) = match missing {
-        Missing::Order => (FaultKind::Race, "is not ordered after it"),
-        Missing::ProxyFence => {
-            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
-        }
-        Missing::Scope => (
-            FaultKind::Race,
-            "is not ordered after it: a scope does not include the thread of the other side",
-        ),
+    let reason = match missing {
+        Missing::Order => "is not ordered after it",
+        Missing::ProxyFence => "is ordered after it but with no proxy fence between them",
+        Missing::Scope => "is not ordered after it: a scope does not include the thread of the other side",
     };
-    (kind, format!("this {} follows an earlier {} and {reason}", verb(writes), verb(earlier_writes)))
+    (
+        kind_of(missing),
+        format!("this {} follows an earlier {} and {reason}", verb(writes), verb(earlier_writes)),
+    )
 }
 
 impl Cx<'_> {
@@ -33,28 +39,46 @@ impl Cx<'_> {
     }
 
     /// Two accesses to shared memory with nothing that orders them.
-    pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
+    pub(crate) fn conflict(&self, c: &Conflict, cta: usize, writes: bool) -> Fault {
         let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
+        let first = c.offsets.iter().min().copied().unwrap_or(0);
         let mut fault = Fault::new(
             kind,
-            format!(
-                "shared memory of CTA {} at offset {:#x}: {order}",
-                self.cluster.ctas[cta].index, c.offset,
-            ),
+            format!("shared memory of CTA {} at offset {first:#x}: {order}", self.cluster.ctas[cta].index),
         );
         fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
         fault.notes = self.barrier_notes(cta);
         fault
     }
 
+    /// Conflicts of an access to shared memory by an instruction of a warp.
+    pub(crate) fn conflicts(
+        &mut self,
+        conflicts: Vec<Conflict>,
+        cta: usize,
+        at: (u32, u32),
+        writes: bool,
+    ) -> Result<(), Fault> {
+        conflicts.iter().try_for_each(|c| {
+            self.hazard(kind_of(c.missing), at, Some(c.earlier.pc), |cx| cx.conflict(c, cta, writes))
+        })
+    }
+
     /// Two accesses to global memory with nothing that orders them.
-    pub(crate) fn global_conflict(&self, c: GlobalConflict, writes: bool) -> Fault {
-        let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
-        let mut fault = Fault::new(kind, format!("global memory at {:#x}: {order}", c.address));
+    pub(crate) fn global_conflict(
+        &mut self,
+        c: GlobalConflict,
+        at: (u32, u32),
+        writes: bool,
+    ) -> Result<(), Fault> {
         let earlier = c.earlier.event;
-        let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
-        fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
-        fault
+        self.hazard(kind_of(c.missing), at, Some(earlier.pc), |cx| {
+            let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
+            let mut fault = Fault::new(kind, format!("global memory at {:#x}: {order}", c.address));
+            let place = cx.place(earlier.warp % cx.cluster.warps.len() as u32, earlier.pc);
+            fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
+            fault
+        })
     }
 
     /// An access that may meet one of the kernel before.

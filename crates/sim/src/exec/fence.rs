@@ -18,22 +18,17 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &FenceOp, at: Issue)
                 let a = address(warp, addr, Space::Generic, l);
                 let location = cx.resolve(warp, Space::Generic, a)?;
                 acquire(warp, cx, location, sem);
-                let me = cx.identity(warp.index);
-                if let Location::Global(a) = location
-                    && let Some(change) = cx.maps.get_mut(&a)
-                    && change.released
-                {
-                    change.acquired.push(me);
+                if let Location::Global(a) = location {
+                    cx.acquire_map(warp, at.pc, a);
                 }
             }
-        }
-        FenceOp::TensorMapRelease { .. } => {
-            let me = cx.identity(warp.index);
-            cx.maps.values_mut().filter(|m| m.writer == me).for_each(|m| m.released = true);
         }
         _ => {}
     }
     if let Some(h) = &mut cx.cluster.hazards {
+        if let FenceOp::TensorMapRelease { .. } = op {
+            h.fence_maps(warp.index);
+        }
         match op {
             FenceOp::Thread { sem } | FenceOp::TensorMapRelease { sem } => {
                 h.fence_thread(warp.index, sem.acquire, sem.release, sem.strong.unwrap_or(Scope::Gpu));

@@ -7,9 +7,14 @@ use std::collections::HashSet;
 /// Most places of faults that a run goes on after; the next one ends it.
 const MOST: usize = 1000;
 
-/// What was found so far, by kind, instruction and the instruction of the other side.
+/// What was found and did not end the run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Findings(HashSet<(FaultKind, u32, Option<u32>)>);
+pub(crate) struct Findings {
+    pub(crate) notes: Vec<Fault>,
+    pub(crate) faults: Vec<Fault>,
+    /// By kind, instruction and the instruction of the other side.
+    places: HashSet<(FaultKind, u32, Option<u32>)>,
+}
 
 impl Cx<'_> {
     /// Whether the run goes on after faults of this kind.
@@ -20,7 +25,7 @@ impl Cx<'_> {
     /// A fault of an instruction of a warp, with the instruction on the other side: an error, unless the run goes on
     /// after faults of its kind. `fault` is called where it is the first of its places.
     pub(crate) fn hazard(
-        &mut self,
+        &self,
         kind: FaultKind,
         (warp, pc): (u32, u32),
         other: Option<u32>,
@@ -29,24 +34,27 @@ impl Cx<'_> {
         if !self.goes_on(kind) {
             return Err(self.locate(fault(self), warp, pc));
         }
-        if self.findings.0.contains(&(kind, pc, other)) {
+        let mut findings = self.findings.borrow_mut();
+        if !findings.places.insert((kind, pc, other)) {
             return Ok(());
         }
         let fault = self.locate(fault(self), warp, pc);
-        if self.findings.0.len() >= MOST {
-            return Err(fault.note(format!("after faults at {MOST} pairs of places the run ends")));
+        if findings.places.len() > MOST {
+            return Err(fault.note(format!("the run ends after faults at {MOST} pairs of places")));
         }
-        self.findings.0.insert((kind, pc, other));
         let allowed = self.options.allow.contains(kind);
-        let list = if allowed { &mut self.report.notes } else { &mut self.report.faults };
-        list.push(fault);
+        if allowed {
+            findings.notes.push(fault)
+        } else {
+            findings.faults.push(fault)
+        }
         Ok(())
     }
 
     /// What the manual does not promise and hardware does all the same: a note, or a fault where the options are
     /// strict.
     pub(crate) fn remark(
-        &mut self,
+        &self,
         kind: FaultKind,
         at: (u32, u32),
         other: Option<u32>,
@@ -55,9 +63,9 @@ impl Cx<'_> {
         if self.options.strict {
             return self.hazard(kind, at, other, fault);
         }
-        if self.findings.0.len() < MOST && self.findings.0.insert((kind, at.1, other)) {
-            let fault = self.locate(fault(self), at.0, at.1);
-            self.report.notes.push(fault);
+        let mut findings = self.findings.borrow_mut();
+        if findings.notes.len() < MOST && findings.places.insert((kind, at.1, other)) {
+            findings.notes.push(self.locate(fault(self), at.0, at.1));
         }
         Ok(())
     }

@@ -58,14 +58,15 @@ impl Cx<'_> {
         *self.progress += 1;
         let p = &self.cluster.pending[index];
         let (warp, pc) = (p.warp, p.pc);
+        self.at = (warp, pc);
         // A store first reads its source, then writes.
         if let Kind::Store { cta, offset, bytes, ref target, data: None } = p.kind {
             let swizzle = match target {
-                Target::Tensor(map, ..) => map.swizzle,
+                Target::Tensor(part, _) => part.map.swizzle,
                 Target::Global(..) | Target::Masked(..) => Swizzle::None,
             };
             let mut taken = vec![0; bytes as usize];
-            for (from, at, len) in tma::pieces(swizzle, offset, bytes) {
+            for (from, at, len) in tma::pieces(swizzle, false, offset, bytes) {
                 let piece = self.shared_bytes(cta, from, len).map_err(|f| self.locate(f, warp, pc))?;
                 taken[at as usize..(at + len) as usize].copy_from_slice(piece);
             }
@@ -93,33 +94,44 @@ impl Cx<'_> {
     }
 
     fn finish(&mut self, p: Pending) -> Result<(), Fault> {
-        let check = self.options.hazards;
+        let check = self.options.hazards && !self.goes_on(FaultKind::Uninitialized);
         match p.kind {
             Kind::Load { source, cta, offset, bytes, mbar, reduce } => {
                 self.check_running(cta)?;
-                let (mut data, swizzle) = match source {
-                    Source::Tensor(map, coords) => {
-                        (tma::read_box(self.memory, &map, coords, check)?, map.swizzle)
+                self.check_running(mbar.0)?;
+                let (mut data, swizzle, filled) = match &source {
+                    Source::Tensor(part) => {
+                        for (a, len) in part.ranges() {
+                            self.expect_defined(a, len as usize)?;
+                        }
+                        (part.read(self.memory, check)?, part.map.swizzle, part.map.element.filled())
                     }
-                    Source::Global(a) => {
-                        (self.memory.load(a, bytes as usize, check)?.to_vec(), Swizzle::None)
-                    }
-                    Source::Shared(c, o) => (self.shared_bytes(c, o, bytes)?.to_vec(), Swizzle::None),
+                    Source::Global(a, edges) => (self.global_source(*a, bytes, *edges)?, Swizzle::None, 16),
+                    Source::Shared(c, o) => (self.shared_bytes(*c, *o, bytes)?.to_vec(), Swizzle::None, 16),
                 };
                 if let Some(r) = reduce {
                     tma::combine(self.shared_bytes(cta, offset, bytes)?, &mut data, r.op, r.ty)?;
                 }
-                for (to, at, len) in tma::pieces(swizzle, offset, bytes) {
-                    self.shared_store(cta, to, &data[at as usize..(at + len) as usize])?;
+                for (to, at, len) in tma::pieces(swizzle, filled < 16, offset, bytes) {
+                    let used = if filled < 16 { filled } else { len };
+                    self.shared_store(cta, to, &data[at as usize..(at + used) as usize])?;
+                    self.shared_forget(cta, to + used, len - used)?;
                 }
-                self.complete_tx(mbar, bytes, (p.warp, p.pc))
+                let counted = match &source {
+                    Source::Tensor(part) => part.counted(),
+                    Source::Global(_, [left, right]) => {
+                        self.shared_forget(cta, offset, *left)?;
+                        self.shared_forget(cta, offset + bytes - right, *right)?;
+                        bytes
+                    }
+                    Source::Shared(..) => bytes,
+                };
+                self.complete_tx(mbar, counted, (p.warp, p.pc))
             }
             Kind::Store { target, data, .. } => {
                 let data = data.unwrap_or_default();
                 match target {
-                    Target::Tensor(map, coords, reduce) => {
-                        tma::write_box(self.memory, &map, coords, &data, reduce)
-                    }
+                    Target::Tensor(part, reduce) => part.write(self.memory, &data, reduce),
                     Target::Global(a, None) => self.memory.write(a, &data),
                     Target::Masked(a, mask) => {
                         for (i, byte) in data.iter().enumerate().filter(|(i, _)| mask >> (i % 16) & 1 == 1) {
@@ -135,6 +147,7 @@ impl Cx<'_> {
                     let mut data = vec![0; c.bytes as usize];
                     let valid = c.valid as usize;
                     if valid > 0 {
+                        self.expect_defined(c.global, valid)?;
                         data[..valid].copy_from_slice(self.memory.load(c.global, valid, check)?);
                     }
                     self.shared_store(c.cta, c.offset, &data)?;
@@ -159,6 +172,17 @@ impl Cx<'_> {
                 self.complete_tx(mbar, data.len() as u32, (p.warp, p.pc))
             }
         }
+    }
+
+    /// The source of a bulk copy; `edges` may lie outside of an allocation, and are zeros here.
+    fn global_source(&mut self, address: u64, bytes: u32, [left, right]: [u32; 2]) -> Result<Vec<u8>, Fault> {
+        let mut data = vec![0; bytes as usize];
+        let inner = &mut data[left as usize..(bytes - right) as usize];
+        let address = address + u64::from(left);
+        self.expect_defined(address, inner.len())?;
+        let check = self.options.hazards && !self.goes_on(FaultKind::Uninitialized);
+        inner.copy_from_slice(self.memory.load(address, inner.len(), check)?);
+        Ok(data)
     }
 
     /// A copy must not come into the shared memory of a CTA that has exited.

@@ -6,10 +6,11 @@ use super::context::Cx;
 use super::memory::{address, check_alignment};
 use super::warp::Warp;
 use super::{Issue, Next, together};
-use crate::decode::matrix::{MatrixForm, MatrixOp};
-use crate::error::Fault;
+use crate::decode::isa::Src;
+use crate::decode::matrix::{MatrixForm, MatrixOp, MmaScales};
+use crate::error::{Fault, FaultKind};
 use crate::lanes::LANES;
-use crate::units::mma::{Fragments, mma};
+use crate::units::mma::{BlockScales, Fragments, mma};
 
 /// A row of a matrix in shared memory.
 type Row = [u8; 16];
@@ -103,12 +104,35 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MatrixOp, at: Issue
         }
         MatrixOp::Mma(m) => {
             let fragments = Fragments { a: &warp.rows(&m.a), b: &warp.rows(&m.b), c: &warp.rows(&m.c) };
-            let d = mma(m.shape, fragments, &mut cx.cluster.scratch);
+            let registers = m.scales.as_ref().map(|s| [warp.all(s.a), warp.all(s.b)]);
+            let scales = match (&m.scales, &registers) {
+                (Some(s), Some([a, b])) => {
+                    let a_at = selector(warp, s, s.a_at, 1, at.active)?;
+                    let b_at = selector(warp, s, s.b_at, 3, at.active)?;
+                    Some(BlockScales { shape: s.shape, a: (a, a_at), b: (b, b_at) })
+                }
+                _ => None,
+            };
+            let d = mma(m.shape, fragments, scales, &mut cx.cluster.scratch);
             warp.set_rows(&m.d, d);
             cx.report.macs += m.shape.macs();
         }
     }
     Ok(Next::Step)
+}
+
+/// The byte and the lane of every four that block scales come from, the same in all lanes.
+fn selector(warp: &Warp, s: &MmaScales, at: [Src; 2], last: u64, active: u32) -> Result<[u32; 2], Fault> {
+    match at.map(|part| warp.uniform(part, active)) {
+        [Some(byte), Some(thread)] if s.shape.has_byte(byte) && thread <= last => {
+            Ok([byte as u32, thread as u32])
+        }
+        [Some(byte), Some(thread)] => Err(Fault::new(
+            FaultKind::BadOperand,
+            format!("the selector {{{byte}, {thread}}} of {} block scales is out of range", s.shape.count),
+        )),
+        _ => Err(Fault::new(FaultKind::BadOperand, "lanes differ in the selector of block scales")),
+    }
 }
 
 #[cfg(test)]

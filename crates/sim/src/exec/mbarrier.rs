@@ -14,6 +14,7 @@ use crate::lanes::lanes;
 use crate::text::ast::Space;
 use crate::units::copy::{Kind, Pending};
 use crate::units::mbarrier::{MAX_COUNT, Mbar, MbarError, Passed};
+use crate::units::tcgen05::queue::Done;
 
 fn locate(warp: &Warp, cx: &Cx<'_>, addr: &Addr, space: Space, lane: usize) -> Result<(usize, u32), Fault> {
     let a = address(warp, addr, space, lane);
@@ -34,6 +35,7 @@ impl Cx<'_> {
     /// The mbarrier at an address, known to be initialized before this use; `by_copy` for copies that
     /// will report to it.
     pub(crate) fn mbar(&mut self, warp: u32, cta: usize, at: u32, by_copy: bool) -> Result<&mut Mbar, Fault> {
+        let by = (warp, self.at.1);
         let index = self.cluster.ctas[cta].index;
         let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else {
             return Err(Fault::new(
@@ -43,24 +45,29 @@ impl Cx<'_> {
         };
         if let Some(h) = &self.cluster.hazards {
             let agent = Hazards::agent(m.init_warp, Unit::MbarInit);
-            let problem = if !h.has_seen(warp, agent, m.init_tick) {
-                Some("is used with nothing that orders this after its initialization")
-            } else if by_copy && !m.fenced {
-                Some(
-                    "is used by a copy with no fence after its initialization (fence.mbarrier_init or fence.proxy.async)",
-                )
-            } else {
-                None
+            let init = (m.init_warp, m.init_pc);
+            let fault = |problem: &'static str| {
+                move |cx: &Self| {
+                    let message = format!("{} of CTA {index} {problem}", cx.mbar_name(at));
+                    let mut fault = Fault::new(FaultKind::BarrierInit, message);
+                    fault.other = Some(Box::new(cx.place(init.0, init.1)));
+                    fault.notes.push(cx.mbar_state(cta, at));
+                    fault
+                }
             };
-            if let Some(problem) = problem {
-                let (w, pc) = (m.init_warp, m.init_pc);
-                let mut fault = Fault::new(
-                    FaultKind::BarrierInit,
-                    format!("{} of CTA {index} {problem}", self.mbar_name(at)),
+            if !h.has_seen(warp, agent, m.init_tick) {
+                let problem = "is used with nothing that orders this after its initialization";
+                self.hazard(FaultKind::BarrierInit, by, Some(init.1), fault(problem))?;
+            } else if by_copy && !m.fenced {
+                let fault = fault(
+                    "is used by a copy with no fence after its initialization (fence.mbarrier_init or fence.proxy.async)",
                 );
-                fault.other = Some(Box::new(self.place(w, pc)));
-                fault.notes.push(self.mbar_state(cta, at));
-                return Err(fault);
+                // A thread's copies find the mbarriers of its own CTA as they are; others may not.
+                if warp as usize / self.cluster.warps_per_cta == cta {
+                    self.remark(FaultKind::BarrierInit, by, Some(init.1), fault)?;
+                } else {
+                    self.hazard(FaultKind::BarrierInit, by, Some(init.1), fault)?;
+                }
             }
         }
         match self.cluster.ctas[cta].mbars.get_mut(&at) {
@@ -139,6 +146,35 @@ impl Cx<'_> {
         m.arriving.join(view);
         match m.arrive(1, false).and_then(|()| m.settle()) {
             Ok(_) => m.last = by,
+            Err(e) => return Err(self.mbar_error(cta, at, e)),
+        }
+        Ok(())
+    }
+
+    /// The arrival of a `tcgen05.commit` whose work is complete.
+    pub(crate) fn mbar_arrive_committed(
+        &mut self,
+        (warp, pc): (u32, u32),
+        (cta, at): (usize, u32),
+        done: &Done,
+    ) -> Result<(), Fault> {
+        let remote = warp as usize / self.cluster.warps_per_cta != cta;
+        let Some(m) = self.cluster.ctas[cta].mbars.get_mut(&at) else {
+            return Err(Fault::new(
+                FaultKind::BarrierInit,
+                format!("{} is gone while a commit that arrives at it is on its way", self.mbar_name(at)),
+            ));
+        };
+        // That the work is over is known to all who wait, however far they are.
+        done.ticks.iter().for_each(|(agent, tick)| m.arriving.raise(*agent, *tick));
+        let known = if remote { &mut m.arriving_far } else { &mut m.arriving };
+        known.join(&done.view);
+        if remote && let Some((agent, tick)) = done.ticks.first() {
+            m.remote.retain(|r| r.0 != *agent);
+            m.remote.push((*agent, *tick, warp, pc));
+        }
+        match m.arrive(1, false).and_then(|()| m.settle()) {
+            Ok(_) => m.last = (warp, pc),
             Err(e) => return Err(self.mbar_error(cta, at, e)),
         }
         Ok(())

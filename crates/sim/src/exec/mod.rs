@@ -4,6 +4,7 @@ mod access;
 mod aligned;
 mod atomic;
 mod barrier;
+pub(crate) mod clc;
 pub(crate) mod cluster;
 mod collective;
 pub(crate) mod context;
@@ -19,7 +20,10 @@ mod in_flight;
 mod matrix;
 mod mbarrier;
 mod memory;
+mod print;
 mod scalar;
+mod tcgen05;
+mod tensor_copy;
 pub(crate) mod tensormap;
 pub(crate) mod warp;
 mod wgmma;
@@ -155,6 +159,7 @@ pub(crate) fn ready(warp: &Warp, group: &Group, wait: &Wait, cx: &Cx<'_>) -> boo
         Wait::Mbar(list) => list.iter().any(|w| cx.mbar_ready(w)),
         Wait::Wgmma(groups) => cx.wgmma_ready(warp, *groups),
         Wait::Copies(ids, read) => cx.copies_done(ids, *read),
+        Wait::TensorColumns(..) => cx.columns_granted(warp),
         Wait::Registers(need) => cx.cluster.ctas[warp.env.rank as usize].registers.1 >= *need,
     }
 }
@@ -164,6 +169,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     let kernel = cx.kernel;
     let (pc, mask) = (warp.groups[g].pc, warp.groups[g].mask);
     let inst = &kernel.code[pc as usize];
+    cx.at = (warp.index, pc);
     // PTX promises nothing of where lanes meet; compilers join them where their ways come together.
     if !warp.convergence.whole() && !cx.options.strict {
         warp.convergence.arrive(mask, pc, warp.groups[g].stack.len());
@@ -320,5 +326,7 @@ fn execute(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Next, Fault> {
         Op::Wgmma(op) => wgmma::execute(warp, cx, op, at),
         Op::Matrix(op) => matrix::execute(warp, cx, op, at),
         Op::Wmma(op) => wmma::execute(warp, cx, op, at),
+        Op::Tcgen05(op) => tcgen05::execute(warp, cx, op, at),
+        Op::Clc(op) => clc::execute(warp, cx, op, at),
     }
 }

@@ -9,7 +9,7 @@ use super::{Issue, Next, together};
 use crate::decode::isa::{Addr, Sem};
 use crate::decode::tensormap::TensorMapOp;
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::Scope;
+use crate::hazard::{MapMissing, Scope};
 use crate::lanes::lanes;
 use crate::text::ast::Space;
 use crate::units::tensormap::{TENSOR_MAP_BYTES, TensorMap, replacement};
@@ -23,10 +23,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &TensorMapOp, at: Is
                 let (field_at, bytes) = replacement(*field, warp.value(*value, l))?;
                 let mut access = Access::new(warp.index, at.pc, None);
                 let location = match location {
-                    Location::Global(a) => {
-                        cx.map_changed(warp.index, at.pc, a, false);
-                        Location::Global(a + field_at as u64)
-                    }
+                    Location::Global(a) => Location::Global(a + field_at as u64),
                     Location::Shared(cta, o) => Location::Shared(cta, o + field_at as u32),
                     _ => {
                         return Err(Fault::new(
@@ -56,53 +53,56 @@ fn map_copy(warp: &mut Warp, cx: &mut Cx<'_>, dst: &Addr, src: &Addr, at: Issue)
     let mut access = Access::new(warp.index, at.pc, None);
     cx.read(warp, l, &mut access, from, &mut bytes)?;
     cx.write(warp, l, &mut access, to, &bytes)?;
+    if let Some(h) = &mut cx.cluster.hazards {
+        h.fence_maps(warp.index);
+    }
     let sem = Sem { acquire: false, release: true, strong: Some(Scope::Gpu) };
     release(warp, cx, to, &sem);
-    if let Location::Global(a) = to {
-        cx.map_changed(warp.index, at.pc, a, true);
-    }
     Ok(())
 }
 
-/// A change of a tensor map in global memory, and the fences since.
-#[derive(Clone, Debug)]
-pub(crate) struct MapChange {
-    pub(crate) at: Place,
-    /// First CTA of the cluster, and warp.
-    pub(crate) writer: (u32, u32),
-    pub(crate) released: bool,
-    pub(crate) acquired: Vec<(u32, u32)>,
-}
-
 impl Cx<'_> {
-    /// The warp has changed the tensor map at `address`.
-    pub(crate) fn map_changed(&mut self, warp: u32, pc: u32, address: u64, released: bool) {
-        let change = MapChange {
-            at: self.place(warp, pc),
-            writer: self.identity(warp),
-            released,
-            acquired: Vec::new(),
-        };
-        self.maps.insert(address, change);
+    /// The bytes of a tensor map in global memory.
+    fn map_range(address: u64) -> (u64, u64) {
+        (address, TENSOR_MAP_BYTES as u64)
     }
 
-    /// A use of the tensor map at `address` must follow a release by who changed it and an acquire by
-    /// this warp.
-    pub(crate) fn check_map_use(&self, warp: u32, address: u64) -> Result<(), Fault> {
-        let Some(change) = self.maps.get(&address).filter(|_| self.options.hazards) else { return Ok(()) };
-        let missing = if !change.released {
-            "fence.proxy.tensormap::generic.release after its change"
-        } else if !change.acquired.contains(&self.identity(warp)) {
-            "fence.proxy.tensormap::generic.acquire by this warp"
-        } else {
-            return Ok(());
+    /// The running lane acquires the tensor map at `address`.
+    pub(super) fn acquire_map(&mut self, warp: &Warp, pc: u32, address: u64) {
+        let (cta, identity) = (self.cta_index(warp.index), self.identity(warp.index));
+        let Some(h) = &mut self.cluster.hazards else { return };
+        let by = h.map_event(warp.index, pc, cta);
+        self.global.acquire_map(h, by, identity, Self::map_range(address));
+    }
+
+    /// A use of the tensor map at `address` must follow a release by who changed it and an acquire by this warp or one before it.
+    fn check_map_use(&mut self, warp: &Warp, address: u64) -> Result<(), Fault> {
+        let (cta, identity) = (self.cta_index(warp.index), self.identity(warp.index));
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        let by = h.map_event(warp.index, self.at.1, cta);
+        let range = Self::map_range(address);
+        let Err((write, missing)) = self.global.check_map(h, by, identity, range) else {
+            // Who changes it next must come after this use.
+            let id = self.global.record(by);
+            return match self.global.access(h, id, Some(by.lane()), range, false, false) {
+                Ok(()) => Ok(()),
+                Err(c) => self.global_conflict(c, (warp.index, self.at.1), false),
+            };
         };
-        let mut fault = Fault::new(
-            FaultKind::TensorMap,
-            format!("the tensor map at {address:#x} is used with no {missing}"),
-        );
-        fault.other = Some(Box::new(change.at.clone()));
-        Err(fault)
+        self.hazard(FaultKind::TensorMap, (warp.index, self.at.1), Some(write.event.pc), |cx| {
+            let missing = match missing {
+                MapMissing::Order => "nothing that orders this after its change",
+                MapMissing::Release => "no fence.proxy.tensormap::generic.release after its change",
+                MapMissing::Acquire => {
+                    "no fence.proxy.tensormap::generic.acquire between the release of its change and this use"
+                }
+            };
+            let message = format!("the tensor map at {address:#x} is used with {missing}");
+            let mut fault = Fault::new(FaultKind::TensorMap, message);
+            let place = cx.place(write.event.warp % cx.cluster.warps.len() as u32, write.event.pc);
+            fault.other = Some(Box::new(Place { cta: write.cta, ..place }));
+            fault
+        })
     }
 
     /// A write to global memory must not hit a tensor map that a copy in flight uses.
@@ -115,12 +115,14 @@ impl Cx<'_> {
                 && address < map + TENSOR_MAP_BYTES as u64
                 && map < address + len as u64
             {
-                let mut fault = Fault::new(
-                    FaultKind::TensorMap,
-                    format!("the tensor map at {map:#x} is changed while a copy that uses it is in flight"),
-                );
-                fault.other = Some(Box::new(self.place(p.warp, p.pc)));
-                return Err(fault);
+                self.hazard(FaultKind::TensorMap, self.at, Some(p.pc), |cx| {
+                    let message = format!(
+                        "the tensor map at {map:#x} is changed while a copy that uses it is in flight"
+                    );
+                    let mut fault = Fault::new(FaultKind::TensorMap, message);
+                    fault.other = Some(Box::new(cx.place(p.warp, p.pc)));
+                    fault
+                })?;
             }
         }
         Ok(())
@@ -138,7 +140,7 @@ impl Cx<'_> {
         let mut bytes = [0; TENSOR_MAP_BYTES];
         let global = match location {
             Location::Global(a) => {
-                self.check_map_use(warp.index, a)?;
+                self.check_map_use(warp, a)?;
                 Some(a)
             }
             Location::Param(_) => None,

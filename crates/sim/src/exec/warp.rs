@@ -33,6 +33,8 @@ pub(crate) enum Wait {
     Copies(Vec<u64>, bool),
     /// This many registers to be released.
     Registers(u32),
+    /// An allocation of this many columns of tensor memory, for a pair of CTAs or one.
+    TensorColumns(u32, bool),
 }
 
 /// One phase that a lane waits for.
@@ -112,6 +114,10 @@ pub(crate) struct Warp {
     pub(crate) bar_red: Option<u64>,
     /// Cluster barrier phases that each lane has arrived in.
     pub(crate) cluster_arrivals: Vec<u32>,
+    /// The `setmaxnreg` that the warp has executed, and their numbers.
+    pub(crate) register_changes: Vec<(u32, u32)>,
+    /// The instruction at which the warp has seen that a claim on a cluster failed.
+    pub(crate) claim_failed: Option<u32>,
     /// Registers of a thread; none until `setmaxnreg` names a number.
     pub(crate) registers: Option<u32>,
 }

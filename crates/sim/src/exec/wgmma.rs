@@ -120,19 +120,22 @@ impl Cx<'_> {
         let accumulate = uniform(w.scale_d, "scale-d")? & 1 == 1;
         let group = warp.wgmma.committed + 1;
         if self.options.hazards {
-            self.check_issue(warp, w, accumulate, group)?;
+            self.check_issue(warp, w, (accumulate, group, pc))?;
             let agent = Hazards::agent(warp.index, Unit::Wgmma);
             let event = Event { agent, tick: group, proxy: Proxy::Async, strong: None, warp: warp.index, pc };
             let cta = warp.env.rank as usize;
+            let operands = [
+                matches!(w.a, WgmmaA::Descriptor(_)).then(|| ("A", operand_a(warp, w, a))),
+                Some(("B", operand_b(w, b))),
+            ];
             let mut spans = Vec::new();
-            if let WgmmaA::Descriptor(_) = w.a {
-                spans.extend(operand_a(warp, w, a).pieces().map(|p| (p.0, 16)));
+            for (_, operand) in operands.iter().flatten() {
+                spans.extend(operand.pieces().map(|p| (p.0, 16)));
             }
-            spans.extend(operand_b(w, b).pieces().map(|p| (p.0, 16)));
             for (at, len) in &spans {
                 self.shared_range(cta, *at, *len)?;
             }
-            self.shadow_async(event, None, spans.into_iter(), cta, false)?;
+            self.check_operands(event, spans, operands, cta)?;
         }
         warp.wgmma.open += 1;
         warp.wgmma.issued += 1;
@@ -149,28 +152,65 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// Shared memory that the operands lie in; a conflict names the rows of the operand that it is about.
+    fn check_operands(
+        &mut self,
+        event: Event,
+        spans: Vec<(u32, u32)>,
+        operands: [Option<(&str, Operand)>; 2],
+        cta: usize,
+    ) -> Result<(), Fault> {
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        h.make_room();
+        let id = h.event(event);
+        let conflicts = h.access(id, None, cta, spans.into_iter(), false);
+        conflicts.iter().try_for_each(|c| {
+            let kind = super::explain::kind_of(c.missing);
+            self.hazard(kind, (event.warp, event.pc), Some(c.earlier.pc), |cx| {
+                let touched = operands.iter().flatten().filter_map(|(name, operand)| {
+                    Some(format!("{} of {name}", operand.rows_text(&c.offsets)?))
+                });
+                let touched: Vec<String> = touched.collect();
+                let mut fault = cx.conflict(c, cta, false);
+                fault.message += &format!("; it is about {}", touched.join(" and "));
+                fault
+            })
+        })
+    }
+
     /// Registers: written before they are read, fenced, and now in flight.
-    fn check_issue(&self, warp: &mut Warp, w: &Wgmma, accumulate: bool, group: u32) -> Result<(), Fault> {
-        let name = |r: Reg| &self.kernel.registers[r.index()];
+    fn check_issue(
+        &mut self,
+        warp: &mut Warp,
+        w: &Wgmma,
+        (accumulate, group, pc): (bool, u32, u32),
+    ) -> Result<(), Fault> {
+        let (kernel, at) = (self.kernel, (warp.index, pc));
+        let name = |r: Reg| &kernel.registers[r.index()];
         let a_regs: &[Reg] = if let WgmmaA::Registers(r) = &w.a { &r.0 } else { &[] };
         for (&r, input) in w.d.0.iter().map(|r| (r, accumulate)).chain(a_regs.iter().map(|r| (r, true))) {
             if input && warp.written[r.index()] != u32::MAX {
-                return Err(Fault::new(
-                    FaultKind::Uninitialized,
-                    format!("register {} is an input of this wgmma and was never written", name(r)),
-                ));
+                self.hazard(FaultKind::Uninitialized, at, None, |_| {
+                    Fault::new(
+                        FaultKind::Uninitialized,
+                        format!("register {} is an input of this wgmma and was never written", name(r)),
+                    )
+                })?;
             }
             let (touched, by) = warp.wgmma.touched[r.index()];
             if warp.wgmma.fences == 0 || touched == warp.wgmma.fences + 1 {
-                let mut fault = Fault::new(
-                    FaultKind::WgmmaRegister,
-                    format!(
-                        "register {} was used by another instruction and no wgmma.fence follows",
-                        name(r)
-                    ),
-                );
-                fault.other = (touched > 0).then(|| Box::new(self.place(warp.index, by)));
-                return Err(fault);
+                let other = (touched > 0).then_some(by);
+                self.hazard(FaultKind::WgmmaRegister, at, other, |cx| {
+                    let mut fault = Fault::new(
+                        FaultKind::WgmmaRegister,
+                        format!(
+                            "register {} was used by another instruction and no wgmma.fence follows",
+                            name(r)
+                        ),
+                    );
+                    fault.other = other.map(|by| Box::new(cx.place(warp.index, by)));
+                    fault
+                })?;
             }
         }
         for &r in a_regs {
@@ -187,6 +227,7 @@ impl Cx<'_> {
     pub(crate) fn wgmma_execute(&mut self, warp: &mut Warp) -> Result<(), Fault> {
         let Some(op) = warp.wgmma.queue.pop_front() else { return Ok(()) };
         *self.progress += 1;
+        self.at = (warp.index, op.pc);
         let kernel = self.kernel;
         let Op::Wgmma(WgmmaOp::Mma(w)) = &kernel.code[op.pc as usize].op else { return Ok(()) };
         self.trace(TraceUnit::Wgmma, warp.index, op.pc, op.start, None, |cx| {

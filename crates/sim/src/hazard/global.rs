@@ -9,6 +9,7 @@
 //! a fence and the relaxed atomic that it should stand next to (see `named_barrier`).
 
 use super::Scope;
+use super::maps::Acquires;
 use super::shadow::MANY;
 use super::view::{Ticks, View, get};
 use super::{Class, Event, Footprint, Hazards, Missing, Proxy, Released, Seat, Unit};
@@ -70,6 +71,8 @@ pub(crate) struct GlobalShadow {
     /// that are narrower than the GPU.
     locations: HashMap<u64, BTreeMap<u32, Ticks>>,
     scoped: Option<HashMap<u64, Released>>,
+    /// Who acquired the tensor maps at addresses.
+    pub(super) acquires: HashMap<u64, Acquires>,
     /// Whether a thread has waited for the kernel before, and whether one has let the next start without knowing
     /// that it has ended.
     pub(crate) waited: bool,
@@ -80,6 +83,13 @@ impl GlobalShadow {
     /// The shadow at the start of a grid; `scoped` where its kernel has scopes narrower than the GPU.
     pub(crate) fn new(scoped: bool) -> GlobalShadow {
         GlobalShadow { scoped: scoped.then(HashMap::new), ..GlobalShadow::default() }
+    }
+
+    /// Bytes that it takes, about.
+    pub(crate) fn bytes(&self) -> u64 {
+        let pages = self.pages.len() as u64 * PAGE * size_of::<Word>() as u64;
+        let released = self.scoped.as_ref().map_or(0, HashMap::len) + self.locations.len();
+        pages + (self.events.capacity() * size_of::<GlobalEvent>()) as u64 + released as u64 * 128
     }
 
     /// What the grid has touched, for the kernel that follows it; with what those before it have, where the next may
@@ -96,18 +106,34 @@ impl GlobalShadow {
         footprint
     }
 
+    /// The last write to a word: its event and its lane.
+    pub(super) fn write_of(&self, word: u64) -> Option<(u32, u8)> {
+        let write = self.pages.get(&(word / PAGE))?[(word % PAGE) as usize].write;
+        (write.event != 0).then_some((write.event, write.lane))
+    }
+
+    /// An event by its number, and the number of events.
+    pub(super) fn event(&self, number: u32) -> GlobalEvent {
+        self.events[number as usize - 1]
+    }
+
+    pub(super) fn events(&self) -> u32 {
+        self.events.len() as u32
+    }
+
     /// Remembers an event; accesses refer to it.
     pub(crate) fn record(&mut self, event: GlobalEvent) -> u32 {
         if self.events.len() >= MAX_EVENTS {
             self.events.clear();
             self.pages.clear();
+            self.acquires.clear();
         }
         self.events.push(event);
         self.events.len() as u32
     }
 
     /// Checks and records one access, by one lane or (`None`) by an asynchronous unit. A write of what is there
-    /// already (`same`) does not conflict with an earlier write.
+    /// already (`same`) does not conflict with an earlier write. Gives the first conflict.
     pub(crate) fn access(
         &mut self,
         hazards: &Hazards,
@@ -121,6 +147,7 @@ impl GlobalShadow {
         let (start, end) = (range.0, range.0 + range.1);
         let now = self.events[event as usize - 1];
         let class = hazards.class(now.event.warp, now.lane);
+        let mut conflict = Ok(());
         let mut at = start & !3;
         while at < end {
             let index = at / 4;
@@ -142,12 +169,13 @@ impl GlobalShadow {
                         |missing| GlobalConflict { earlier: *x, earlier_writes, missing, address: at },
                     )
                 };
-                if !(write && same) {
-                    check(word.write, true)?;
+                if conflict.is_ok() && !(write && same) {
+                    conflict = check(word.write, true);
                 }
                 if write {
-                    check(word.reads[0], false)?;
-                    check(word.reads[1], false)?;
+                    if conflict.is_ok() {
+                        conflict = check(word.reads[0], false).and_then(|()| check(word.reads[1], false));
+                    }
                     *word = Word { write: touch, ..Word::default() };
                 } else if word.reads[0].event == 0 || same_reader(&self.events, word.reads[0], touch) {
                     word.reads[0] = Touch { bytes: word.reads[0].bytes | touch.bytes, ..touch };
@@ -157,7 +185,7 @@ impl GlobalShadow {
                 at += 4;
             }
         }
-        Ok(())
+        conflict
     }
 
     /// A strong store or atomic of the selected lanes: releases to the location.
@@ -208,8 +236,23 @@ fn same_reader(events: &[GlobalEvent], earlier: Touch, now: Touch) -> bool {
     (x.seat.cluster, x.event.agent) == (e.seat.cluster, e.event.agent) && earlier.lane == now.lane
 }
 
+/// The tick of `x`'s agent in a view: of its own cluster, or of another one.
+pub(super) fn own_or_other(
+    hazards: &Hazards,
+    view: &View,
+    x: &GlobalEvent,
+    which: fn(&Ticks) -> &Vec<u32>,
+    own: fn(&View) -> &Vec<u32>,
+) -> u32 {
+    if x.seat.cluster == hazards.cluster {
+        get(own(view), x.event.agent)
+    } else {
+        view.others.get(&x.seat.cluster).map_or(0, |ticks| get(which(ticks), x.event.agent))
+    }
+}
+
 /// Whether `x` is ordered before `e`, or else what is missing.
-fn ordered(
+pub(super) fn ordered(
     hazards: &Hazards,
     class: &Class,
     x: &GlobalEvent,
@@ -228,14 +271,9 @@ fn ordered(
         (None, Some(_)) if !x_writes => return Ok(()),
         _ => {}
     }
-    let none = Ticks::default();
     let here = x.seat.cluster == hazards.cluster;
     let ticks = |view: &View, which: fn(&Ticks) -> &Vec<u32>, own: fn(&View) -> &Vec<u32>| -> u32 {
-        if here {
-            get(own(view), x.event.agent)
-        } else {
-            get(which(view.others.get(&x.seat.cluster).unwrap_or(&none)), x.event.agent)
-        }
+        own_or_other(hazards, view, x, which, own)
     };
     let seen = |view: &View| ticks(view, |t| &t.seen, |v| &v.seen) >= x.event.tick;
     let issuer = if e_lane == MANY { e.lane } else { e_lane };

@@ -21,16 +21,20 @@
 //! schedule, also one where the copy happens to be early.
 
 mod global;
+mod maps;
 mod order;
 mod predecessor;
 mod scope;
 mod shadow;
+mod tensor;
 mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
+pub(crate) use maps::MapMissing;
 pub(crate) use predecessor::{Footprint, Overlap};
 pub(crate) use scope::{ByScope, Released, Scope, Seat};
 pub(crate) use shadow::{Conflict, Missing};
+pub(crate) use tensor::{Pipe, TensorAccess, TensorConflict, TensorMissing};
 pub(crate) use view::View;
 
 use crate::lanes::LANES;
@@ -55,6 +59,8 @@ const UNITS: u32 = 6;
 pub(crate) enum Proxy {
     Generic,
     Async,
+    /// Ordered with both: the address that `tcgen05.alloc` writes.
+    Any,
 }
 
 /// One access, as the shadow memory records it.
@@ -92,6 +98,8 @@ struct Class {
     /// What barriers of any strength have waited for: enough to know that a peer is past an access, not
     /// that its writes are visible.
     passed: View,
+    /// What the class had seen at its last `tcgen05.fence::after_thread_sync`.
+    ordered: Vec<u32>,
 }
 
 impl Class {
@@ -130,9 +138,16 @@ pub(crate) struct Hazards {
     locations: std::collections::HashMap<u64, Released>,
     /// Per CTA: the views of its warps at their exits.
     exits: Vec<View>,
+    /// Who touched tensor memory, once somebody has.
+    tensor: Option<Box<tensor::TensorShadow>>,
 }
 
 impl Hazards {
+    /// Bytes that it takes, about.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shadow.bytes() + self.locations.len() as u64 * 128
+    }
+
     pub(crate) fn new(cluster: u32, warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
         let clock = |w: u32| {
             let mut class = Class { lanes: u32::MAX, agent: w * UNITS, ..Class::default() };
@@ -151,6 +166,7 @@ impl Hazards {
             agents: warps as u32 * UNITS + 1,
             locations: Default::default(),
             exits: vec![View::default(); ctas],
+            tensor: None,
         }
     }
 

@@ -66,6 +66,7 @@ impl Hazards {
                     t.released.join(&c.released);
                     t.observed.join(&c.observed);
                     t.passed.join(&c.passed);
+                    super::view::join(&mut t.ordered, &c.ordered);
                     t.copied = t.copied.min(c.copied);
                     clock.spare.push((c.agent, c.tick));
                 }
@@ -240,6 +241,15 @@ impl Hazards {
                 join(&mut c.now.proxied_global, &c.now.seen);
                 c.now.others.values_mut().for_each(|ticks| join(&mut ticks.proxied_global, &ticks.seen));
             }
+            c.bump();
+        }
+    }
+
+    /// A release of tensor maps by the selected lanes: what they know of is behind it.
+    pub(crate) fn fence_maps(&mut self, warp: u32) {
+        for c in self.selected(warp) {
+            join(&mut c.now.mapped, &c.now.seen);
+            c.now.others.values_mut().for_each(|ticks| join(&mut ticks.mapped, &ticks.seen));
             c.bump();
         }
     }

@@ -24,12 +24,24 @@ pub(crate) enum Missing {
 }
 
 /// An access that is not ordered after an earlier one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Conflict {
     pub(crate) earlier: Event,
     pub(crate) earlier_writes: bool,
     pub(crate) missing: Missing,
-    pub(crate) offset: u32,
+    /// The words where they meet; there is at least one.
+    pub(crate) offsets: Vec<u32>,
+}
+
+/// Adds a conflict at a word; those with one instruction are one.
+fn add(list: &mut Vec<Conflict>, earlier: Event, earlier_writes: bool, missing: Missing, offset: u32) {
+    let same = |c: &&mut Conflict| {
+        (c.earlier.pc, c.earlier_writes, c.missing) == (earlier.pc, earlier_writes, missing)
+    };
+    match list.iter_mut().find(same) {
+        Some(c) => c.offsets.push(offset),
+        None => list.push(Conflict { earlier, earlier_writes, missing, offsets: vec![offset] }),
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -61,6 +73,13 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
+    /// Bytes that it takes, about.
+    pub(super) fn bytes(&self) -> u64 {
+        let cells: usize = self.cells.iter().map(|cells| cells.len() * size_of::<Cell>()).sum();
+        let sets: usize = self.sets.iter().map(|set| 24 + set.capacity() * 4).sum();
+        (cells + sets + self.events.capacity() * size_of::<Recorded>()) as u64
+    }
+
     pub(super) fn new(ctas: usize, base: u32, bytes: u32) -> Shadow {
         let event = Event { agent: 0, tick: 0, proxy: Proxy::Generic, strong: None, warp: 0, pc: 0 };
         Shadow {
@@ -159,7 +178,7 @@ impl Hazards {
     }
 
     /// Checks and records one access to ranges of a CTA's shared memory, offsets and lengths, by one lane or (`None`)
-    /// by an asynchronous unit.
+    /// by an asynchronous unit; gives what it conflicts with.
     pub(crate) fn access(
         &mut self,
         event: u32,
@@ -167,7 +186,21 @@ impl Hazards {
         cta: usize,
         ranges: impl Iterator<Item = (u32, u32)>,
         write: bool,
-    ) -> Result<(), Conflict> {
+    ) -> Vec<Conflict> {
+        self.access_with(event, lane, cta, ranges, write, false)
+    }
+
+    /// The same; a write of what is there already (`same`) does not conflict with an earlier write.
+    pub(crate) fn access_with(
+        &mut self,
+        event: u32,
+        lane: Option<u8>,
+        cta: usize,
+        ranges: impl Iterator<Item = (u32, u32)>,
+        write: bool,
+        same: bool,
+    ) -> Vec<Conflict> {
+        let mut conflicts = Vec::new();
         let lane = lane.unwrap_or(MANY);
         // What was found in order, and what reads became: neighbours mostly have the same.
         let mut fine_write = (0, MANY);
@@ -182,30 +215,26 @@ impl Hazards {
                 let bytes = ((1u8 << (high - low)) - 1) << low;
                 let mut cell = self.shadow.cells[cta][c as usize];
                 let written = (cell.write, cell.write_lane);
-                if cell.write != 0 && written != fine_write && cell.write_bytes & bytes != 0 {
-                    self.ordered(cell.write, event, [cell.write_lane, lane], true, write).map_err(
-                        |missing| Conflict {
-                            earlier: self.shadow.events[cell.write as usize].event,
-                            earlier_writes: true,
-                            missing,
-                            offset: c * 4 + self.shadow.base,
-                        },
-                    )?;
-                    fine_write = written;
+                if cell.write != 0 && !same && written != fine_write && cell.write_bytes & bytes != 0 {
+                    match self.ordered(cell.write, event, [cell.write_lane, lane], true, write) {
+                        Ok(()) => fine_write = written,
+                        Err(missing) => {
+                            let earlier = self.shadow.events[cell.write as usize].event;
+                            add(&mut conflicts, earlier, true, missing, c * 4 + self.shadow.base);
+                        }
+                    }
                 }
                 if write {
                     if cell.reads != 0 && cell.reads != fine_reads && cell.read_bytes & bytes != 0 {
-                        for r in &self.shadow.sets[cell.reads as usize] {
-                            self.ordered(*r, event, [cell.read_lane, lane], false, write).map_err(
-                                |missing| Conflict {
-                                    earlier: self.shadow.events[*r as usize].event,
-                                    earlier_writes: false,
-                                    missing,
-                                    offset: c * 4 + self.shadow.base,
-                                },
-                            )?;
-                        }
                         fine_reads = cell.reads;
+                        for r in &self.shadow.sets[cell.reads as usize] {
+                            let lanes = [cell.read_lane, lane];
+                            if let Err(missing) = self.ordered(*r, event, lanes, false, write) {
+                                let earlier = self.shadow.events[*r as usize].event;
+                                add(&mut conflicts, earlier, false, missing, c * 4 + self.shadow.base);
+                                fine_reads = 0;
+                            }
+                        }
                     }
                     cell = Cell { write: event, write_bytes: bytes, write_lane: lane, ..Cell::default() };
                 } else {
@@ -225,7 +254,7 @@ impl Hazards {
                 self.shadow.cells[cta][c as usize] = cell;
             }
         }
-        Ok(())
+        conflicts
     }
 
     /// Whether the event `earlier` is ordered before `event`, or else what is missing. `lanes` are the lanes of the
@@ -269,7 +298,7 @@ impl Hazards {
         } else if !view.has(x.agent, x.tick) {
             // What is over can be written over, except for stores that may still be on their way.
             let over = view.is_past(x.agent, x.tick);
-            if !over || earlier_writes && !(writes && x.proxy == Proxy::Async) {
+            if !over || earlier_writes && !(writes && x.proxy != Proxy::Generic) {
                 return Err(if over { Missing::Scope } else { missing });
             }
         }

@@ -8,18 +8,22 @@ pub(crate) struct View {
     pub(super) seen: Vec<u32>,
     pub(super) proxied: Vec<u32>,
     pub(super) proxied_global: Vec<u32>,
+    /// What a release of tensor maps came after.
+    pub(super) mapped: Vec<u32>,
     /// What is known to be over, though its writes may not be visible: arrivals with too narrow a scope say so.
     past: Vec<u32>,
     /// The same for other clusters, with which only global memory synchronizes.
     pub(super) others: BTreeMap<u32, Ticks>,
 }
 
-/// The ticks of one cluster's agents: seen as such, and through a proxy fence for shared and for global memory.
+/// The ticks of one cluster's agents: seen as such, through a proxy fence for shared and for global memory, and
+/// through a release of tensor maps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ticks {
     pub(super) seen: Vec<u32>,
     pub(super) proxied: Vec<u32>,
     pub(super) proxied_global: Vec<u32>,
+    pub(super) mapped: Vec<u32>,
 }
 
 impl Ticks {
@@ -27,6 +31,7 @@ impl Ticks {
         join(&mut self.seen, &other.seen);
         join(&mut self.proxied, &other.proxied);
         join(&mut self.proxied_global, &other.proxied_global);
+        join(&mut self.mapped, &other.mapped);
     }
 }
 
@@ -48,6 +53,7 @@ impl View {
         join(&mut self.seen, &other.seen);
         join(&mut self.proxied, &other.proxied);
         join(&mut self.proxied_global, &other.proxied_global);
+        join(&mut self.mapped, &other.mapped);
         join(&mut self.past, &other.past);
         for (cluster, ticks) in &other.others {
             self.others.entry(*cluster).or_default().join(ticks);
@@ -81,6 +87,7 @@ impl View {
         self.seen.clear();
         self.proxied.clear();
         self.proxied_global.clear();
+        self.mapped.clear();
         self.past.clear();
         self.others.clear();
     }
@@ -89,13 +96,13 @@ impl View {
     pub(super) fn own(&self) -> Ticks {
         let (seen, proxied, proxied_global) =
             (self.seen.clone(), self.proxied.clone(), self.proxied_global.clone());
-        Ticks { seen, proxied, proxied_global }
+        Ticks { seen, proxied, proxied_global, mapped: self.mapped.clone() }
     }
 
     /// The view of a cluster that knows these ticks of all clusters.
     pub(super) fn of_clusters(mut clusters: BTreeMap<u32, Ticks>, own: u32) -> View {
-        let Ticks { seen, proxied, proxied_global } = clusters.remove(&own).unwrap_or_default();
-        View { seen, proxied, proxied_global, past: Vec::new(), others: clusters }
+        let Ticks { seen, proxied, proxied_global, mapped } = clusters.remove(&own).unwrap_or_default();
+        View { seen, proxied, proxied_global, mapped, past: Vec::new(), others: clusters }
     }
 
     /// What a thread of cluster `to` learns from a view of cluster `from`.

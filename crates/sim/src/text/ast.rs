@@ -96,6 +96,8 @@ pub struct Function {
     pub returns: Vec<Formal>,
     /// `.reqntid` or `.maxntid`, with `true` for the former.
     pub threads: Option<([u32; 3], bool)>,
+    /// `.maxnreg`.
+    pub max_registers: Option<u32>,
     /// `.reqnctapercluster`.
     pub cluster: Option<[u32; 3]>,
     /// Statements, when this is a definition.

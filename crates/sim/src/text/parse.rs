@@ -9,6 +9,7 @@ use crate::error::Position;
 use crate::target::{Target, latest_version, version_exists};
 use crate::text::ast::*;
 use crate::text::scan::{Parser, Result};
+use crate::text::types::Ty;
 
 /// Deepest nesting of `{ }` and of operands.
 const MAX_DEPTH: usize = 64;
@@ -25,12 +26,14 @@ struct Shape {
     /// Bytes of an element, and of one component of it (they differ for `.v2` and `.v4`).
     element: u64,
     component: u64,
+    ty: Ty,
 }
 
 impl Parser<'_> {
     // ---------------------------------------------------------------- module scope
 
     pub(crate) fn module(mut self) -> Result<ModuleAst> {
+        self.expect_ascii()?;
         let version = self.version()?;
         let target = self.target(version)?;
         let mut module =
@@ -202,8 +205,14 @@ impl Parser<'_> {
         loop {
             let mut v = self.declarator(space, shape.align, shape.element)?;
             v.external = external;
+            let start = (self.at, self.line, self.line_start);
             if self.eat(b'=') {
-                self.initializer(&mut v, shape.component)?;
+                if !matches!(space, Space::Global | Space::Const) {
+                    return self.error_at(start, "only global and constant variables have initial values");
+                }
+                self.initializer(&mut v, shape)?;
+            } else if v.count == 0 && !external && space != Space::Param {
+                return self.error_at(start, format!("`{}` has no size and is not `.extern`", v.name));
             }
             out.push(v);
             if !self.eat(b',') {
@@ -230,12 +239,12 @@ impl Parser<'_> {
                 // `.managed` and `.unified` change nothing where host and device share one memory.
                 "attribute" => self.skip_parentheses()?,
                 ty => {
-                    let Some(bytes) = crate::text::types::type_bytes(ty) else {
-                        return self.error(format!("`.{ty}` is not a type"));
+                    let Some(ty) = Ty::parse(ty).filter(|ty| ty.in_memory()) else {
+                        return self.error(format!("`.{ty}` is not a type of a variable"));
                     };
-                    let element = bytes * width;
+                    let element = ty.bytes() * width;
                     let align = if align == 0 { element } else { align };
-                    return Ok(Shape { align, element, component: bytes });
+                    return Ok(Shape { align, element, component: ty.bytes(), ty });
                 }
             }
         }
@@ -265,7 +274,8 @@ impl Parser<'_> {
         Ok(Variable { space, name, align, element, count, external: false, init: None, references, at })
     }
 
-    fn initializer(&mut self, v: &mut Variable, component: u64) -> Result<()> {
+    fn initializer(&mut self, v: &mut Variable, shape: Shape) -> Result<()> {
+        let component = shape.component;
         let mut bytes = Vec::new();
         let braces = self.eat(b'{');
         let mut depth = usize::from(braces);
@@ -288,6 +298,14 @@ impl Parser<'_> {
                     v.references.push(self.reference(bytes.len(), width, mask as u64)?);
                     self.expect(b')')?;
                     0
+                }
+                Some(Operand::Int(_)) if shape.ty.is_float() => {
+                    return self.error(format!("an integer as the initial value of .{}", shape.ty.name()));
+                }
+                Some(Operand::Float(_) | Operand::F32Bits(_) | Operand::F64Bits(_))
+                    if shape.ty.is_integer() =>
+                {
+                    return self.error(format!("a float as the initial value of .{}", shape.ty.name()));
                 }
                 Some(Operand::Int(i)) => (if negative { -i } else { i }) as u64,
                 Some(Operand::F32Bits(b)) => u64::from(b),
@@ -361,6 +379,7 @@ impl Parser<'_> {
             params: Vec::new(),
             returns,
             threads: None,
+            max_registers: None,
             cluster: None,
             body: None,
             at,
@@ -375,11 +394,17 @@ impl Parser<'_> {
                 b'.' => {
                     let d = self.directive()?;
                     match d.as_str() {
-                        "reqntid" | "maxntid" => f.threads = Some((self.triple()?, d == "reqntid")),
+                        "reqntid" | "maxntid" => {
+                            let threads = self.triple()?;
+                            if threads.contains(&0) {
+                                return self.error(format!("`.{d}` takes positive numbers"));
+                            }
+                            f.threads = Some((threads, d == "reqntid"));
+                        }
                         "reqnctapercluster" => f.cluster = Some(self.triple()?),
+                        "maxnreg" => f.max_registers = Some(self.unsigned32()?),
                         "minnctapersm"
                         | "maxnctapersm"
-                        | "maxnreg"
                         | "maxclusterrank"
                         | "abi_preserve"
                         | "abi_preserve_control" => {

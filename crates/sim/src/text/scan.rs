@@ -17,7 +17,18 @@ pub(crate) struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     pub(crate) fn new(text: &'a str) -> Self {
-        Parser { text: text.as_bytes(), at: 0, line: 1, line_start: 0 }
+        // NULs behind the text are how the driver takes a module.
+        Parser { text: text.trim_end_matches('\0').as_bytes(), at: 0, line: 1, line_start: 0 }
+    }
+
+    /// Refuses a NUL, and what is not ASCII, also in comments, as assemblers do.
+    pub(crate) fn expect_ascii(&self) -> Result<()> {
+        let Some(at) = self.text.iter().position(|c| *c == 0 || !c.is_ascii()) else { return Ok(()) };
+        let line_start = self.text[..at].iter().rposition(|c| *c == b'\n').map_or(0, |before| before + 1);
+        let line = 1 + self.text[..at].iter().filter(|c| **c == b'\n').count() as u32;
+        let position = Position { line, column: (at - line_start + 1) as u32 };
+        let what = if self.text[at] == 0 { "a NUL" } else { "a character that is not ASCII" };
+        Err(ParseError { at: position, message: format!("{what} in the text") })
     }
 
     pub(crate) fn position(&self) -> Position {
@@ -70,8 +81,6 @@ impl<'a> Parser<'a> {
                         self.bump();
                     }
                 }
-                // A terminating NUL is how the driver takes a module.
-                0 if self.at < self.text.len() => self.bump(),
                 _ => return,
             }
         }

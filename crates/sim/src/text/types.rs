@@ -125,6 +125,40 @@ impl Ty {
         u64::from(self.bits().div_ceil(8))
     }
 
+    /// As it is written.
+    pub(crate) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// Whether a variable may have this type; others are types of instructions.
+    pub(crate) fn in_memory(self) -> bool {
+        self != Ty::Pred && self.in_register()
+    }
+
+    /// Whether a register may have this type.
+    pub(crate) fn in_register(self) -> bool {
+        self.is_integer()
+            || matches!(self, Ty::Pred | Ty::B8 | Ty::B16 | Ty::B32 | Ty::B64 | Ty::B128)
+            || matches!(self, Ty::F16 | Ty::F16x2 | Ty::F32 | Ty::F64)
+    }
+
+    /// One integer of a register, signed or not.
+    pub(crate) fn is_integer(self) -> bool {
+        matches!(self, Ty::U8 | Ty::S8 | Ty::U16 | Ty::S16 | Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64)
+    }
+
+    /// One or more floats.
+    pub(crate) fn is_float(self) -> bool {
+        let bits = matches!(self, Ty::B8 | Ty::B16 | Ty::B32 | Ty::B64 | Ty::B128);
+        let small = matches!(self, Ty::Pred | Ty::B1 | Ty::U4 | Ty::S4 | Ty::U16x2 | Ty::S16x2);
+        !(bits || small || self.is_integer())
+    }
+
+    /// One number, not a pair or more.
+    pub(crate) fn is_number(self) -> bool {
+        self.is_integer() || matches!(self, Ty::F16 | Ty::Bf16 | Ty::Tf32 | Ty::F32 | Ty::F64)
+    }
+
     pub(crate) fn signed(self) -> bool {
         matches!(self, Ty::S8 | Ty::S16 | Ty::S32 | Ty::S64)
     }

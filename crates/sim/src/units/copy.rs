@@ -1,7 +1,7 @@
 //! Asynchronous copies: what is in flight, and the groups that threads wait for.
 
 use super::atomic::{self, AtomFn};
-use super::tensormap::TensorMap;
+use super::tma::TensorPart;
 use crate::hazard::View;
 use crate::text::types::Ty;
 use std::collections::VecDeque;
@@ -66,15 +66,16 @@ pub(crate) enum Kind {
 /// Where a load comes from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    Tensor(TensorMap, [i32; 5]),
-    Global(u64),
+    Tensor(Box<TensorPart>),
+    /// Address; how many bytes at either end may lie out of bounds, and are undefined then.
+    Global(u64, [u32; 2]),
     Shared(usize, u32),
 }
 
 /// Where a store goes.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    Tensor(TensorMap, [i32; 5], Option<AtomFn>),
+    Tensor(Box<TensorPart>, Option<AtomFn>),
     Global(u64, Option<BulkReduce>),
     /// With the bytes of every sixteen that are written.
     Masked(u64, u16),
@@ -83,7 +84,7 @@ pub(crate) enum Target {
 impl Target {
     /// Whether it adds to what is there instead of replacing it; such accesses may meet.
     pub(crate) fn reduces(&self) -> bool {
-        matches!(self, Target::Tensor(_, _, Some(_)) | Target::Global(_, Some(_)))
+        matches!(self, Target::Tensor(_, Some(_)) | Target::Global(_, Some(_)))
     }
 }
 

@@ -5,11 +5,13 @@
 //! same depths, and of C rows `g` and `g + 8` at columns `2t` and `2t + 1`. Shapes of eight rows lack the
 //! second row.
 //!
-//! FP8 inputs are what Hopper makes of them: it widens both operands to f16, multiplies the elements at
-//! depths 0 and 1 of every four, then those at depths 2 and 3 on top, and adds C in f32.
+//! FP6 and FP4 of the kinds `f8f6f4` and `mxf8f6f4` take a byte each: FP6 its low six bits, FP4 bits 2 to 5. Block
+//! scales come from the lanes that a selector names (see [`BlockScales`]).
 
 use super::integer_core::{IntInput, IntProduct, Term};
-use super::tensor_core::{Input, Product, Scratch, Widths};
+use super::tensor_core::Input;
+use super::tensor_core::fused::{ScaleType, Scales};
+use super::warp_product::{Generation, WarpProduct};
 use super::wgmma::Buffers;
 use crate::arith::minifloat::{F16, Round};
 use crate::lanes::{LANES, Row};
@@ -58,7 +60,56 @@ pub(crate) struct MmaShape {
     pub(crate) rows: u32,
     pub(crate) k: u32,
     pub(crate) elements: Elements,
+    /// Width of an element in registers.
+    pub(crate) bits: u32,
     pub(crate) accumulator: Accumulator,
+    pub(crate) generation: Generation,
+}
+
+/// The block scales of an `mma.sync`: how many each row of A and column of B has, one byte each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScaleShape {
+    pub(crate) ty: ScaleType,
+    /// 1, 2 or 4.
+    pub(crate) count: u32,
+}
+
+impl ScaleShape {
+    /// Whether scales may begin with this byte of a register.
+    pub(crate) fn has_byte(self, byte: u64) -> bool {
+        byte < 4 && byte.is_multiple_of(self.count.into())
+    }
+}
+
+/// Registers with block scales, and which of their bytes and lanes count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockScales<'a> {
+    pub(crate) shape: ScaleShape,
+    /// The scales of A and of B, with the first byte and the lane of every four.
+    pub(crate) a: (&'a Row, [u32; 2]),
+    pub(crate) b: (&'a Row, [u32; 2]),
+}
+
+impl BlockScales<'_> {
+    /// Codes of the scales of A's rows and of B's columns. Two lanes of every four have those of A, for rows `g` and
+    /// `g + 8`, and one has those of B.
+    fn codes(&self) -> [Vec<u8>; 2] {
+        let bytes = |(row, [first, _]): (&Row, [u32; 2]), lane: usize| -> Vec<u8> {
+            (0..self.shape.count).map(|j| (row[lane] >> (8 * (first + j))) as u8).collect()
+        };
+        let a = (0..16).flat_map(|r| bytes(self.a, 4 * (r % 8) + 2 * self.a.1[1] as usize + r / 8));
+        let b = (0..8).flat_map(|c| bytes(self.b, 4 * c + self.b.1[1] as usize));
+        [a.collect(), b.collect()]
+    }
+}
+
+/// The code of an element in a register of the kinds with elements of different width.
+fn narrow(ty: Input, code: u32) -> u32 {
+    match ty {
+        Input::E2m1 => code >> 2 & 0xf,
+        Input::E2m3 | Input::E3m2 => code & 0x3f,
+        _ => code,
+    }
 }
 
 impl MmaShape {
@@ -152,16 +203,20 @@ pub(crate) struct Fragments<'a> {
 }
 
 /// D of an `mma.sync`, in as many registers as C has.
-pub(crate) fn mma(shape: MmaShape, m: Fragments<'_>, buffers: &mut Buffers) -> Vec<Row> {
-    let MmaShape { rows, k, elements, accumulator } = shape;
+pub(crate) fn mma(
+    shape: MmaShape,
+    m: Fragments<'_>,
+    scales: Option<BlockScales<'_>>,
+    buffers: &mut Buffers,
+) -> Vec<Row> {
+    let MmaShape { rows, k, elements, bits, accumulator, generation } = shape;
     let (rows, k) = (rows as usize, k as usize);
-    let bits = elements.bits();
     if elements == Elements::Double {
         return double(m, rows, k);
     }
     let Buffers { a, b, d, scratch } = buffers;
     a_codes(m.a, bits, rows, k, a);
-    let per = elements.per_register() as usize;
+    let per = (32 / bits) as usize;
     b.clear();
     b.resize(8 * k, 0);
     for (i, row) in m.b.iter().enumerate() {
@@ -185,12 +240,16 @@ pub(crate) fn mma(shape: MmaShape, m: Fragments<'_>, buffers: &mut Buffers) -> V
             d.resize(rows * 8, 0.0);
             load_floats(m.c.iter().copied(), accumulator, c_place, d);
             if bits == 8 {
-                fp8(a, b, k, (a_type, b_type), d, scratch);
-            } else {
-                let widths = Widths::hopper(a_type);
-                Product { a, b, k, a_type, b_type, negate_a: false, negate_b: false, widths }
-                    .accumulate(d, scratch);
+                a.iter_mut().for_each(|c| *c = narrow(a_type, *c));
+                b.iter_mut().for_each(|c| *c = narrow(b_type, *c));
             }
+            let half = accumulator == Accumulator::F16;
+            let codes = scales.map(|s| s.codes());
+            let scales = scales.zip(codes.as_ref()).map(|(s, [a, b])| {
+                let ScaleShape { ty, count } = s.shape;
+                Scales { ty, block: k / count as usize, a, b }
+            });
+            WarpProduct { generation, a, b, k, a_type, b_type, half, scales }.accumulate(d, scratch);
             store_floats(accumulator, c_place, d).take(m.c.len()).collect()
         }
         Elements::Double => Vec::new(),
@@ -206,32 +265,6 @@ fn rows_of(word: impl Fn(usize, usize) -> u64) -> impl Iterator<Item = Row> {
         }
         row
     })
-}
-
-/// FP8 through f16 (see the head of this file).
-fn fp8(a: &[u32], b: &[u32], k: usize, types: (Input, Input), d: &mut [f32], scratch: &mut Scratch) {
-    let mut sums = vec![0f32; d.len()];
-    for pair in 0..2 {
-        let half = |codes: &[u32], ty: Input| -> Vec<u32> {
-            let chosen = codes.chunks(4).flat_map(|four| &four[2 * pair..2 * pair + 2]);
-            chosen.map(|c| F16.encode(ty.value(*c), Round::Nearest, false) as u32).collect()
-        };
-        let product = Product {
-            a: &half(a, types.0),
-            b: &half(b, types.1),
-            k: k / 2,
-            a_type: Input::F16,
-            b_type: Input::F16,
-            negate_a: false,
-            negate_b: false,
-            widths: Widths::hopper(Input::F16),
-        };
-        product.accumulate(&mut sums, scratch);
-    }
-    for (out, s) in d.iter_mut().zip(sums) {
-        let sum = *out + s;
-        *out = if sum.is_nan() { f32::from_bits(0x7fff_ffff) } else { sum };
-    }
 }
 
 /// f64: a chain of fused multiply-adds along K.

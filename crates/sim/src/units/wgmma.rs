@@ -98,6 +98,32 @@ impl Operand {
         self.descriptor.pieces(self.first, self.rows, self.k, self.transposed)
     }
 
+    /// The rows that these words of shared memory are part of, in words; none where they are not of this operand.
+    pub(crate) fn rows_text(self, words: &[u32]) -> Option<String> {
+        let words: std::collections::HashSet<u32> = words.iter().copied().collect();
+        let per_piece = if self.transposed { 8 } else { 1 };
+        let mut rows: Vec<u32> = self
+            .pieces()
+            .filter(|(at, ..)| (*at..at + 16).step_by(4).any(|word| words.contains(&word)))
+            .flat_map(|(_, row, _)| row..row + per_piece)
+            .map(|row| self.first + row)
+            .collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for row in rows {
+            match runs.last_mut() {
+                Some(run) if run.1 + 1 == row => run.1 = row,
+                _ => runs.push((row, row)),
+            }
+        }
+        let text = |run: &(u32, u32)| {
+            if run.0 == run.1 { run.0.to_string() } else { format!("{} to {}", run.0, run.1) }
+        };
+        let text: Vec<String> = runs.iter().map(text).collect();
+        (!text.is_empty()).then(|| format!("rows {}", text.join(", ")))
+    }
+
     /// The operand as row-major codes of `bits` bits; `read` gives the 16 bytes at an offset of shared memory.
     pub(crate) fn gather<'s, E>(
         self,

@@ -6,7 +6,8 @@
 
 use super::integer_core::IntProduct;
 use super::mma::{Accumulator, Elements, Fragments, to_f16};
-use super::tensor_core::{Product, Scratch, Widths};
+use super::tensor_core::Scratch;
+use super::warp_product::{Generation, WarpProduct};
 use crate::arith::minifloat::F16;
 use crate::lanes::{LANES, Row};
 use crate::text::types::low_mask;
@@ -77,6 +78,7 @@ pub(crate) fn per_register(bits: u32) -> u32 {
 pub(crate) struct WmmaShape {
     pub(crate) k: u32,
     pub(crate) elements: Elements,
+    pub(crate) generation: Generation,
     /// Types of D and C.
     pub(crate) accumulators: [Accumulator; 2],
     /// The fragments of D, A, B and C.
@@ -121,8 +123,9 @@ impl WmmaShape {
                     Accumulator::F16 => c.iter().map(|c| F16.decode(*c) as f32).collect(),
                     _ => c.iter().map(|c| f32::from_bits(*c as u32)).collect(),
                 };
-                let (a, b, widths) = (&codes(&a)[..], &codes(&b)[..], Widths::hopper(a_type));
-                Product { a, b, k, a_type, b_type, negate_a: false, negate_b: false, widths }
+                let (generation, half) = (self.generation, self.accumulators[0] == Accumulator::F16);
+                let (a, b) = (&codes(&a)[..], &codes(&b)[..]);
+                WarpProduct { generation, a, b, k, a_type, b_type, half, scales: None }
                     .accumulate(&mut sums, scratch);
                 match self.accumulators[0] {
                     Accumulator::F16 => sums.iter().map(|sum| to_f16(*sum)).collect(),

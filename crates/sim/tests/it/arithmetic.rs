@@ -2,7 +2,7 @@
 //! three, comparisons of pairs, f64 with directed rounding, special registers.
 
 use crate::kernel::*;
-use oxigemm_sim::FaultKind;
+use oxigemm_sim::{FaultKind, Module};
 
 #[test]
 fn packed_and_narrow_integers() {
@@ -59,6 +59,9 @@ fn floats_of_mixed_and_packed_forms() {
     for (body, want) in [
         ("min.f32 f0, 0f40000000, 0f3F800000, 0f40400000; mov.b32 o, f0;", f(1.0)),
         ("max.f32 f0, 0f40000000, 0f7FC00000, 0f40400000; mov.b32 o, f0;", f(3.0)),
+        ("max.abs.f32 f0, 0f40000000, 0fC0800000, 0f40400000; mov.b32 o, f0;", f(4.0)),
+        ("min.abs.f32 f0, 0fC0000000, 0fC0800000, 0f40400000; mov.b32 o, f0;", f(2.0)),
+        ("max.NaN.abs.f32 f0, 0f40000000, 0f7FC00000, 0f40400000; mov.b32 o, f0;", 0x7fff_ffff),
         ("max.NaN.f32 f0, 0f40000000, 0f7FC00000, 0f40400000; mov.b32 o, f0;", 0x7fff_ffff),
         ("min.xorsign.abs.f32 f0, 0fC0000000, 0f3F800000; mov.b32 o, f0;", f(-1.0)),
         ("max.xorsign.abs.f32 f0, 0fC0000000, 0fBF800000; mov.b32 o, f0;", f(2.0)),
@@ -189,7 +192,7 @@ fn atomics_of_every_width() {
     assert_eq!(run(body, &[5, 0, 6, 0], &single)[0], [8, 5]);
     let body = "atom.global.inc.u32 o, [inp], 3; atom.global.dec.u32 o2, [inp+4], 3;";
     assert_eq!(run(body, &[3, 0], &single)[0], [3, 0]);
-    let body = "atom.global.add.noftz.f16x2 o, [inp], 0x3c003c00; atom.global.add.f64 g0, [inp+8], 0d3FF0000000000000;
+    let body = "mov.b32 r9, 0x3c003c00; atom.global.add.noftz.f16x2 o, [inp], r9; atom.global.add.f64 g0, [inp+8], 0d3FF0000000000000;
         ld.global.u32 o2, [inp];";
     assert_eq!(run(body, &[0x3c00_4000, 0, 0, 0], &single)[0], [0x3c00_4000, 0x4000_4200]);
     let body = "atom.acq_rel.gpu.global.min.s64 d0, [inp], -5; ld.global.u32 o, [inp]; atom.shared.or.b32 o2, [s], 1;";
@@ -212,4 +215,111 @@ fn memory_is_cleared_and_discarded() {
         ld.u32 r0, [d0]; ld.u32 r1, [d1]; add.u32 o, r0, r1;
         selp.u32 o2, 1, 0, p0; @p1 add.u32 o2, o2, 2; @p2 add.u32 o2, o2, 4; @p3 add.u32 o2, o2, 8; }";
     assert_eq!(run(body, &[0], &single)[0], [34, 11]);
+}
+
+/// Pairs of f32 give what two single instructions give, in every rounding.
+#[test]
+fn pairs_of_f32_are_two_single_floats() {
+    let words: Vec<u32> = (0..64u32)
+        .flat_map(|i| {
+            let h = i.wrapping_mul(2654435761);
+            // Ordinary numbers, subnormal ones, infinities, NaN, zeros.
+            let special =
+                [0, 0x8000_0000, 1, 0x807f_ffff, 0x7f80_0000, 0x7fc0_0000, 0x0080_0000, 0xff7f_ffff];
+            [0x3f00_0000 + (h >> 8), special[i as usize % 8], 0x3e80_0000 ^ h.rotate_left(9) & 0x80ff_ffff, h]
+        })
+        .collect();
+    let shape = Shape { grid: 1, cluster: 1, block: 252 };
+    for op in ["add", "sub", "mul", "fma"] {
+        for round in ["rn", "rz", "rm", "rp"] {
+            for flush in ["", ".ftz"] {
+                let third = if op == "fma" { ", f4" } else { "" };
+                let third_high = if op == "fma" { ", f5" } else { "" };
+                let third_pair = if op == "fma" { ", d4" } else { "" };
+                // Six words from the thread's number on: two of each operand; the results must be the same bits.
+                let body = format!(
+                    "mul.wide.u32 d0, t, 4; add.u64 d0, inp, d0;
+                    ld.global.f32 f0, [d0]; ld.global.f32 f1, [d0+4]; ld.global.f32 f2, [d0+8]; ld.global.f32 f3, [d0+12];
+                    ld.global.f32 f4, [d0+4]; ld.global.f32 f5, [d0]; mov.b64 d2, {{f0, f1}}; mov.b64 d3, {{f2, f3}};
+                    mov.b64 d4, {{f4, f5}}; {op}.{round}{flush}.f32x2 d5, d2, d3{third_pair};
+                    {op}.{round}{flush}.f32 f6, f0, f2{third}; {op}.{round}{flush}.f32 f7, f1, f3{third_high};
+                    mov.b64 {{o, o2}}, d5; mov.b32 r0, f6; mov.b32 r1, f7; xor.b32 o, o, r0; xor.b32 o2, o2, r1;"
+                );
+                assert!(run(&body, &words, &shape).iter().all(|o| *o == [0, 0]), "{op}.{round}{flush}.f32x2");
+            }
+        }
+    }
+    for wrong in ["add.sat.f32x2 d0, d1, d2;", "min.f32x2 d0, d1, d2;", "abs.f32x2 d0, d1;"] {
+        let text = format!("{}.visible .entry k() {{ .reg .b64 d<4>;\n{wrong}\nret; }}", head(wrong));
+        assert!(Module::parse(&text).is_err(), "{wrong}");
+    }
+}
+
+/// Scalar forms of sm_100a that the assembler takes, and those of later GPUs.
+#[test]
+fn forms_of_blackwell() {
+    let parse = |line: &str| {
+        let text = format!(
+            ".version 9.4\n.target sm_100a\n.address_size 64\n.visible .entry k() {{ .reg .b8 c<4>; .reg .b16 h<4>;
+            .reg .b32 r<9>; .reg .b64 d<5>; .reg .f32 f<9>;\n{line}\nret; }}"
+        );
+        Module::parse(&text).map(|_| ()).map_err(|e| e.to_string())
+    };
+    for line in [
+        "min.f32 f0, f1, f2, f3;",
+        "max.NaN.abs.f32 f0, f1, f2, f3;",
+        "ex2.approx.ftz.bf16x2 r0, r1;",
+        "ex2.approx.f16x2 r0, r1;",
+        "tanh.approx.bf16x2 r0, r1;",
+        "tanh.approx.f16 h0, h1;",
+        "add.f32.f16 f0, h1, f2;",
+        "add.rz.f32.bf16 f0, h1, f2;",
+        "sub.rn.f32.bf16 f0, h1, f2;",
+        "fma.rn.f32.f16 f0, h1, h2, f3;",
+        "cvt.rn.satfinite.e2m1x2.f32 c0, f0, f1;",
+        "cvt.rn.satfinite.relu.e2m3x2.f32 h0, f0, f1;",
+        "cvt.rn.f16x2.e2m1x2 r0, c1;",
+        "cvt.rn.bf16x2.e4m3x2 r0, h1;",
+        "cvt.rn.bf16x2.ue8m0x2 r0, h1;",
+        "cvt.rz.satfinite.ue8m0x2.f32 h0, f0, f1;",
+        "cvt.rp.ue8m0x2.bf16x2 h0, r1;",
+        "cvt.rz.satfinite.tf32.f32 r0, f1;",
+        "cvt.rn.satfinite.e4m3x2.bf16x2 h0, r1;",
+        "cvt.rn.satfinite.e2m1x2.f16x2 c0, r1;",
+        "cvt.rs.satfinite.e2m1x4.f32 h0, {f0, f1, f2, f3}, r1;",
+        "cvt.rn.scaled::n2::ue8m0.bf16x2.e2m1x2 r0, c1, h1;",
+        "st.bulk.weak.shared::cta [r0], 64, 0;",
+        "redux.sync.max.f32 f0, f1, r1;",
+        "redux.sync.min.abs.NaN.f32 f0, f1, r1;",
+        "griddepcontrol.wait;",
+        "griddepcontrol.launch_dependents;",
+        "ld.global.v8.f32 {f0, f1, f2, f3, f4, f5, f6, f7}, [d0];",
+        "ld.global.v4.b64 {d0, d1, d2, d3}, [d4];",
+        "st.global.v8.b32 [d0], {r0, r1, r2, r3, r4, r5, r6, r7};",
+        "ld.global.nc.L1::no_allocate.L2::256B.v8.b32 {r0, r1, r2, r3, r4, r5, r6, r7}, [d0];",
+        "ld.global.L2::evict_first.v8.b32 {r0, r1, r2, r3, r4, r5, r6, r7}, [d0];",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {r0, r1}, [r3];",
+        "ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8x16.b6x16_p32 {r0, r1, r2, r4}, [r3];",
+        "ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.b4x16_p64 {r0, r1, r2, r4}, [r3];",
+        "stmatrix.sync.aligned.m16n8.x4.trans.shared.b8 [r3], {r0, r1, r2, r4};",
+    ] {
+        assert_eq!(parse(line), Ok(()), "{line}");
+    }
+    // What the assembler refuses for sm_100a, and `multimem`, which is not modelled.
+    for line in [
+        "add.f32 f0, f1, f2, f3;",
+        "min.s32 r0, r1, r2, r3;",
+        "mul.f32.f16 f0, h1, f2;",
+        "cvt.rn.satfinite.pzo.e4m3x2.f32 h0, f0, f1;",
+        "cvt.rn.satfinite.scaled::n1::ue8m0.e4m3x2.f32 h0, f0, f1, c1;",
+        "cvt.rn.ue5m3x2.f32 h0, f0, f1;",
+        "cvt.rz.satfinite.e4m3x2.f32 h0, f0, f1;",
+        "cvt.rn.satfinite.e4m3x2.e5m2x2 h0, h1;",
+        "cvt.rn.ue8m0x2.f32 h0, f0, f1;",
+        "multimem.ld_reduce.global.add.f32 f0, [d0];",
+        "multimem.red.global.add.f32 [d0], f0;",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+    assert!(parse("multimem.ld_reduce.global.add.f32 f0, [d0];").unwrap_err().contains("multimem"));
 }

@@ -259,7 +259,7 @@ fn a_kernel_changes_its_tensor_map() {
         }
     }
     let no = |changes: String| replaced(&changes, &Options::default()).unwrap_err().kind;
-    assert_eq!(no(set("elemtype", "b32", "13")), FaultKind::BadOperand);
+    assert_eq!(no(set("elemtype", "b32", "16")), FaultKind::BadOperand);
     assert_eq!(no(set("box_dim", "b32", "0, 0")), FaultKind::TensorMap);
     // A box that no shared memory holds, and a tensor larger than its buffer.
     assert_eq!(

@@ -5,9 +5,9 @@ use std::path::Path;
 
 /// Folders and modules, the lowest layer first: each may import those above it in this table and nothing else.
 const ORDER: &[&[&str]] = &[
-    // Faults, targets, lanes and random numbers; options of a run.
-    &["error", "target", "lanes", "options", "rng"],
-    &["report"],
+    // Faults, targets, lanes and random numbers; options of a run, and what it reports.
+    &["error", "target", "lanes", "rng"],
+    &["options", "report"],
     // PTX text, up to the syntax tree.
     &["text"],
     // Functions of register values; global memory.

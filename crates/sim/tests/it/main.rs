@@ -2,10 +2,14 @@
 
 mod arithmetic;
 mod asynchronous;
+mod block_scale;
 mod broken;
+mod clc;
 mod common;
+mod convergence;
 mod conversions;
 mod dependents;
+mod findings;
 mod fuzz;
 mod gemm;
 mod global_races;
@@ -20,4 +24,11 @@ mod parser;
 mod robust;
 mod scopes;
 mod stochastic;
+mod tcgen05_copy;
+mod tcgen05_mma;
+mod tcgen05_mma_order;
+mod tcgen05_order;
 mod tensor;
+mod tensor_maps;
+mod tensor_memory;
+mod tma;

@@ -57,7 +57,6 @@ fn errors_name_the_place_and_the_reason() {
         ("bra NOWHERE;", 7, 1, "label `NOWHERE` is not defined"),
         ("add.u32 r0, r1;", 7, 1, "operands"),
         ("@r0 mov.u32 r0, 1;", 7, 5, "not a predicate"),
-        ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], 32;", 7, 1, "does not support"),
         (
             "  tcgen05.mma.cta_group::2.kind::f16 [r0], r1, r2, r3, p;",
             7,

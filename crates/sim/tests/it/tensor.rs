@@ -11,15 +11,17 @@ fn policies() -> [Options; 3] {
 
 /// A kernel that loads one box, and either stores it elsewhere or copies shared memory out as it is.
 fn copy_kernel(rank: usize, reduce: bool) -> String {
-    let coords: Vec<String> = (0..rank).map(|i| format!("c{i}")).collect();
-    let loads: String = (0..rank).map(|i| format!("ld.param.s32 c{i}, [at{i}];")).collect();
+    // Stores begin inside of the tensor.
+    let coords = |name: &str| (0..rank).map(|i| format!("{name}{i}")).collect::<Vec<_>>().join(", ");
+    let loads: String =
+        (0..rank).map(|i| format!("ld.param.s32 c{i}, [at{i}]; max.s32 e{i}, c{i}, 0;")).collect();
     let params: String = (0..rank).map(|i| format!(", .param .s32 at{i}")).collect();
     let store = if reduce { "cp.reduce" } else { "cp" };
     let op = if reduce { ".add" } else { "" };
     format!(
         ".version 8.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];
         .visible .entry k(.param .align 64 .b8 src[128], .param .align 64 .b8 dst[128], .param .u64 dump, .param .u32 bytes{params})
-        {{ .reg .pred p<4>; .reg .b32 r<8>, c<5>; .reg .b64 d<8>; .shared .align 8 .b64 bar;
+        {{ .reg .pred p<4>; .reg .b32 r<8>, c<5>, e<5>; .reg .b64 d<8>; .shared .align 8 .b64 bar;
         {loads} mov.u32 r0, %tid.x; setp.ne.u32 p0, r0, 0; @p0 bra DONE;
         mov.b64 d0, src; cvta.param.u64 d0, d0; mov.b64 d1, dst; cvta.param.u64 d1, d1; ld.param.u32 r1, [bytes];
         mov.u32 r2, smem; mov.u32 r3, bar; ld.param.u64 d2, [dump];
@@ -28,11 +30,12 @@ fn copy_kernel(rank: usize, reduce: bool) -> String {
         mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], r1;
         cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [r2], [d0, {{{c}}}], [r3];
         W: mbarrier.try_wait.parity.shared::cta.b64 p1, [bar], 0; @!p1 bra W;
-        {store}.async.bulk.tensor.{rank}d.global.shared::cta{op}.tile.bulk_group [d1, {{{c}}}], [r2];
+        {store}.async.bulk.tensor.{rank}d.global.shared::cta{op}.tile.bulk_group [d1, {{{e}}}], [r2];
         cp.async.bulk.global.shared::cta.bulk_group [d2], [r2], r1;
         cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
         DONE: ret; }}",
-        c = coords.join(", ")
+        c = coords("c"),
+        e = coords("e")
     )
 }
 
@@ -62,21 +65,22 @@ fn check_copy(case: &Case) {
     // The expected dense box, and the expected destination.
     let mut dense = vec![0u32; box_words];
     let mut target = vec![7u32; total];
-    for (i, slot) in dense.iter_mut().enumerate() {
+    // The word of element `i` of a box at a corner, where it lies inside.
+    let place = |i: usize, corner: &dyn Fn(usize) -> i32| {
         let (mut rest, mut at, mut inside) = (i, 0usize, true);
         for d in 0..rank {
-            let c = i64::from(case.coords[d]) + (rest % case.boxes[d] as usize) as i64;
+            let c = i64::from(corner(d)) + (rest % case.boxes[d] as usize) as i64;
             rest /= case.boxes[d] as usize;
             inside &= (0..case.dims[d] as i64).contains(&c);
-            at = at.wrapping_add((c as usize).wrapping_mul(if d == 0 {
-                1
-            } else {
-                strides[d - 1] as usize / 4
-            }));
+            let stride = if d == 0 { 1 } else { strides[d - 1] as usize / 4 };
+            at = at.wrapping_add((c as usize).wrapping_mul(stride));
         }
-        if inside {
-            *slot = source[at];
-            target[at] = if case.reduce { source[at].wrapping_add(7) } else { source[at] };
+        inside.then_some(at)
+    };
+    for (i, slot) in dense.iter_mut().enumerate() {
+        *slot = place(i, &|d| case.coords[d]).map_or(0, |at| source[at]);
+        if let Some(at) = place(i, &|d| case.coords[d].max(0)) {
+            target[at] = if case.reduce { slot.wrapping_add(7) } else { *slot };
         }
     }
 
@@ -130,7 +134,9 @@ fn boxes_of_every_rank_and_swizzle() {
         (&[64, 40], &[8, 32], &[1000, 1000]),
     ];
     for (dims, boxes, coords) in shapes {
-        for swizzle in [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128] {
+        let atoms = [Swizzle::B128Atom32, Swizzle::B128Atom64];
+        let plain = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+        for swizzle in plain.into_iter().chain(atoms) {
             for reduce in [false, true] {
                 let inner = boxes[0] * 4;
                 if swizzle != Swizzle::None && inner > swizzle.span() {
@@ -201,6 +207,7 @@ impl Layout {
             Swizzle::B128 => 1,
             Swizzle::B64 => 2,
             Swizzle::B32 => 3,
+            other => panic!("{other:?} is no swizzle of wgmma"),
         };
         u64::from(start >> 4) | u64::from(leading >> 4) << 16 | u64::from(stride >> 4) << 32 | mode << 62
     }

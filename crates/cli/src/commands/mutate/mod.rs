@@ -5,6 +5,7 @@
 //! that survives is a miss of the simulator, or an instruction that the kernel could do without.
 
 mod cases;
+mod oracle;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -31,6 +32,9 @@ pub struct Args {
     /// The kernel, as `prebuild --list` names it; without it, some of each family.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
+    /// Kernels of other compilers instead; with --kernel, that one.
+    #[arg(long)]
+    oracle: bool,
 }
 
 /// The kernels that stand for their families.
@@ -125,6 +129,9 @@ const REDUNDANT: [Redundant; 12] = [
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
+    if args.oracle {
+        return oracle::run(common, args.kernel.as_deref());
+    }
     // Mutants run under several schedules, whatever that of the device is.
     let limits = *simulator(common, "runs mutants")?.limits();
     let names: Vec<&str> = args.kernel.as_deref().map_or(FAMILIES.to_vec(), |name| vec![name]);

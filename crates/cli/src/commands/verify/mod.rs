@@ -8,11 +8,13 @@ mod attention;
 mod dense;
 mod epilogue;
 mod forms;
+mod hardware;
 mod hyper_connection;
 mod k_grouped;
 mod kernels;
 mod m_grouped;
 mod moe;
+mod oracle;
 mod quantize;
 mod random;
 mod raw;
@@ -215,6 +217,8 @@ enum Needs {
     Gpu,
     /// On a GPU, with an assembler whose cubins can be cached.
     GpuAndPtxas,
+    /// In the simulator.
+    Simulator,
 }
 
 impl Needs {
@@ -222,6 +226,8 @@ impl Needs {
     fn why_not(self, device: &Device) -> Option<&'static str> {
         match (self, device) {
             (Needs::GpuAndPtxas, Device::Cuda(_)) if Ptxas::find().is_none() => Some("this needs a ptxas"),
+            (Needs::Simulator, Device::Sim(_)) => None,
+            (Needs::Simulator, _) => Some("this needs the simulator"),
             (Needs::Nothing, _) | (_, Device::Cuda(_)) | (Needs::Kernels, Device::Sim(_)) => None,
             (Needs::Kernels, _) => Some("this needs a GPU or the simulator"),
             (Needs::Gpu | Needs::GpuAndPtxas, _) => Some("this needs a GPU"),
@@ -234,31 +240,33 @@ struct Check {
     name: String,
     needs: Needs,
     run: Box<Run>,
+    /// Whether `--quick` leaves it out.
+    long: bool,
 }
 
 impl Check {
     fn anywhere(name: &str, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
-        Check { name: name.to_owned(), needs: Needs::Nothing, run: Box::new(run) }
+        Check { name: name.to_owned(), needs: Needs::Nothing, run: Box::new(run), long: false }
     }
 
     fn with_kernels(
         name: impl Into<String>,
         run: impl Fn(&Setup) -> Result<String, Failure> + 'static,
     ) -> Check {
-        Check { name: name.into(), needs: Needs::Kernels, run: Box::new(run) }
+        Check { name: name.into(), needs: Needs::Kernels, run: Box::new(run), long: false }
     }
 
     fn on_gpu(name: impl Into<String>, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
-        Check { name: name.into(), needs: Needs::Gpu, run: Box::new(run) }
+        Check { name: name.into(), needs: Needs::Gpu, run: Box::new(run), long: false }
     }
 
     fn on_gpu_with_ptxas(name: &str, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
-        Check { name: name.to_owned(), needs: Needs::GpuAndPtxas, run: Box::new(run) }
+        Check { name: name.to_owned(), needs: Needs::GpuAndPtxas, run: Box::new(run), long: false }
     }
 }
 
 /// The suite, in its order.
-const CHECKS: [fn() -> Vec<Check>; 15] = [
+const CHECKS: [fn() -> Vec<Check>; 17] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -274,6 +282,8 @@ const CHECKS: [fn() -> Vec<Check>; 15] = [
     attention::checks,
     hyper_connection::checks,
     runtime::checks,
+    hardware::checks,
+    oracle::checks,
 ];
 /// Checks that compare a GPU with the simulator.
 const COMPARISONS: [fn() -> Vec<Check>; 3] =
@@ -313,6 +323,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         checks.extend(CHECKS.iter().flat_map(|checks| checks()));
     }
     checks.extend(COMPARISONS.iter().flat_map(|checks| checks()));
+    checks.retain(|check| !(args.quick && check.long));
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {
         return Err(format!("no check contains {:?}", args.filter.as_deref().unwrap_or_default()).into());

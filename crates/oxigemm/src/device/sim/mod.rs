@@ -40,7 +40,8 @@ use guard::Guarded;
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
 ///
 /// How kernels are scheduled, and whether hazards are looked for, are [`Options`] that can be changed between calls.
-/// A hazard ends the call with [`Error::Fault`]; D is then of no use.
+/// A hazard ends the call with [`Error::Fault`]; D is then of no use. Kernels are held to the strict rules, and the
+/// first fault ends a call: `strict` and `keep_going` are as if they were `true` and `false`.
 ///
 /// ```
 /// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
@@ -251,7 +252,8 @@ impl Sim {
         launch: Launch,
         programmatic: bool,
     ) -> Result<Result<Report, oxigemm_sim::Fault>> {
-        let options = self.options();
+        // The library's own kernels keep to what the manual promises; and the first fault ends the call.
+        let options = Options { strict: true, keep_going: false, ..self.options() };
         let mut machine = self.inner.machine.lock()?;
         let mut taken = std::mem::take(&mut *machine);
         let interrupt = Interrupt::default();

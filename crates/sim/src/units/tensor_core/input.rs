@@ -13,6 +13,9 @@ pub(crate) enum Input {
     F16,
     Bf16,
     Tf32,
+    E2m3,
+    E3m2,
+    E2m1,
 }
 
 impl Input {
@@ -33,6 +36,8 @@ impl Input {
             Input::E4m3 | Input::E5m2 => 8,
             Input::F16 | Input::Bf16 => 16,
             Input::Tf32 => 32,
+            Input::E2m3 | Input::E3m2 => 6,
+            Input::E2m1 => 4,
         }
     }
 
@@ -43,6 +48,9 @@ impl Input {
             Input::F16 => minifloat::F16,
             Input::Bf16 => minifloat::BF16,
             Input::Tf32 => minifloat::TF32,
+            Input::E2m3 => minifloat::E2M3,
+            Input::E3m2 => minifloat::E3M2,
+            Input::E2m1 => minifloat::E2M1,
         }
     }
 
@@ -93,11 +101,17 @@ fn table(input: Input) -> Option<&'static [(f32, f32)]> {
     static E5M2: Table = Table::new(|| fill_table(Input::E5m2));
     static F16: Table = Table::new(|| fill_table(Input::F16));
     static BF16: Table = Table::new(|| fill_table(Input::Bf16));
+    static E2M3: Table = Table::new(|| fill_table(Input::E2m3));
+    static E3M2: Table = Table::new(|| fill_table(Input::E3m2));
+    static E2M1: Table = Table::new(|| fill_table(Input::E2m1));
     match input {
         Input::E4m3 => Some(&E4M3),
         Input::E5m2 => Some(&E5M2),
         Input::F16 => Some(&F16),
         Input::Bf16 => Some(&BF16),
+        Input::E2m3 => Some(&E2M3),
+        Input::E3m2 => Some(&E3M2),
+        Input::E2m1 => Some(&E2M1),
         Input::Tf32 => None,
     }
 }

@@ -11,6 +11,7 @@
 //! has 8 significant bits, so scaling it by a power of two is exact) and the wide path in `f64`. Columns
 //! are processed eight at a time in fixed-size arrays, which compilers vectorize.
 
+pub(crate) mod fused;
 mod input;
 
 use crate::arith::minifloat::{self, Round, power};
@@ -25,12 +26,16 @@ pub struct Widths {
     pub term: u32,
     /// Mantissa bits of the result.
     pub result: u32,
+    /// Whether the last bit of the result says that something was cut off, for another rounding behind this one; with
+    /// terms of more than 13 bits.
+    pub odd: bool,
 }
 
 impl Widths {
     /// Hopper's widths for an input type.
     pub fn hopper(input: Input) -> Widths {
-        if input.bits() == 8 { Widths { term: 13, result: 13 } } else { Widths { term: 25, result: 23 } }
+        let (term, result) = if input.bits() == 8 { (13, 13) } else { (25, 23) };
+        Widths { term, result, odd: false }
     }
 }
 
@@ -219,7 +224,9 @@ fn wide(
         // An integer below 2^53, of which the bits behind the result's are cut off. A sum with an infinity is replaced
         // later.
         let total = sum[j] + (f64::from(acc[j]) * scale[j]).trunc();
-        let kept = f64::from_bits(total.to_bits() >> drop << drop);
+        let bits = total.to_bits();
+        let cut = widths.odd && bits << (64 - drop) != 0;
+        let kept = f64::from_bits((bits >> drop | u64::from(cut)) << drop);
         let value = kept * (top[j] * unit);
         // A number of at most 24 bits converts exactly unless it is subnormal.
         out[j] =

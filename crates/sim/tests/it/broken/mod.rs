@@ -59,10 +59,26 @@ pub fn broken(body: &str, block: u32, cluster: u32, kind: FaultKind) -> Fault {
 
 pub fn correct(body: &str, block: u32, cluster: u32) {
     for o in schedules() {
-        if let Err(f) = run(body, block, cluster, &o) {
-            panic!("{:?} {}: {f}\n{body}", o.policy, o.seed);
+        match run(body, block, cluster, &o) {
+            Ok(report) => assert!(report.notes.is_empty(), "{:?}\n{body}", report.notes),
+            Err(f) => panic!("{:?} {}: {f}\n{body}", o.policy, o.seed),
         }
     }
+}
+
+/// Every schedule notes this and goes on; it is a fault where options are strict. Gives the note.
+pub fn noted(body: &str, block: u32, cluster: u32, kind: FaultKind) -> Fault {
+    let mut last = None;
+    for o in schedules() {
+        let report = run(body, block, cluster, &o)
+            .unwrap_or_else(|f| panic!("{:?} {}: {f}\n{body}", o.policy, o.seed));
+        let [note] = &report.notes[..] else { panic!("{:?}\n{body}", report.notes) };
+        assert_eq!(note.kind, kind, "{note}\n{body}");
+        last = Some(note.clone());
+        let fault = run(body, block, cluster, &Options { strict: true, ..o }).unwrap_err();
+        assert_eq!(fault.kind, kind, "{fault}\n{body}");
+    }
+    last.unwrap()
 }
 
 /// A load of 1024 bytes into `smem`, reporting to the mbarrier at `smem+4096`, by thread 0.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod mxfp8_pair;
+
 use oxigemm_sim::*;
 
 /// A deterministic generator.

@@ -1,5 +1,6 @@
 //! Small kernels around a few instructions, with two result words per thread.
 
+pub mod blackwell;
 pub mod formats;
 
 use oxigemm_sim::*;
