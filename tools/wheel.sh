@@ -20,7 +20,8 @@ cubins=crates/python/python/oxigemm/cubins
 rm -rf "$cubins"
 if [ "$profile" = release ]; then
   export OXIGEMM_PTXAS="${OXIGEMM_PTXAS:-$(tools/ptxas.sh)}"
-  cargo run --quiet --release --locked --package oxigemm-cli -- prebuild --out "$cubins" >/dev/null
+  cargo run --quiet --release --locked --package oxigemm-cli -- prebuild --arch sm_90a,sm_100a \
+    --out "$cubins" >/dev/null
 fi
 rm -f "$out"/oxigemm-*.whl
 # For any glibc from 2.17 on, not only from this machine's on. Only the link of the last crate differs, so all other

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use oxigemm_ptx::Target;
+use oxigemm_ptx::{Kernel, Target};
 
 /// An architecture that has kernels.
 ///
@@ -12,6 +12,7 @@ use oxigemm_ptx::Target;
 /// use oxigemm_kernels::Arch;
 ///
 /// assert_eq!(Arch::of((9, 0)), Some(Arch::Sm90a));
+/// assert_eq!(Arch::of((10, 0)), Some(Arch::Sm100a));
 /// assert_eq!(Arch::of((8, 0)), None);
 /// assert_eq!(Arch::Sm90a.name(), "sm_90a");
 /// ```
@@ -19,6 +20,8 @@ use oxigemm_ptx::Target;
 pub enum Arch {
     /// Hopper: H100, H200, GH200.
     Sm90a,
+    /// Blackwell: B200, GB200.
+    Sm100a,
 }
 
 /// Limits of an architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
@@ -47,9 +50,11 @@ const SM90A: ArchLimits = ArchLimits {
     max_grid_y: 65_535,
 };
 
+const SM100A: ArchLimits = SM90A;
+
 impl Arch {
     /// All architectures.
-    pub const ALL: [Arch; 1] = [Arch::Sm90a];
+    pub const ALL: [Arch; 2] = [Arch::Sm90a, Arch::Sm100a];
 
     /// The architecture of devices with this compute capability, as `(major, minor)`.
     pub fn of(compute_capability: (u32, u32)) -> Option<Arch> {
@@ -60,6 +65,7 @@ impl Arch {
     pub const fn target(self) -> Target {
         match self {
             Arch::Sm90a => Target::Sm90a,
+            Arch::Sm100a => Target::Sm100a,
         }
     }
 
@@ -67,6 +73,7 @@ impl Arch {
     pub const fn name(self) -> &'static str {
         match self {
             Arch::Sm90a => "sm_90a",
+            Arch::Sm100a => "sm_100a",
         }
     }
 
@@ -74,13 +81,25 @@ impl Arch {
     pub const fn short_name(self) -> &'static str {
         match self {
             Arch::Sm90a => "sm90",
+            Arch::Sm100a => "sm100",
         }
+    }
+
+    /// The full name of a kernel that exists for several architectures.
+    pub fn kernel_name(self, name: &str) -> String {
+        format!("{}_{name}", self.short_name())
+    }
+
+    /// A kernel of this name, to be written for this architecture.
+    pub(crate) fn kernel(self, name: &str) -> Kernel {
+        Kernel::new(&self.kernel_name(name), self.target())
     }
 
     /// The limits of its chips.
     pub const fn limits(self) -> &'static ArchLimits {
         match self {
             Arch::Sm90a => &SM90A,
+            Arch::Sm100a => &SM100A,
         }
     }
 }

@@ -23,45 +23,46 @@ pub enum KernelId {
     /// A GEMM.
     Gemm(GemmKernel),
     /// The transposition that makes FP8 operands K-major: see [`crate::gemm::transpose`].
-    Transpose,
+    Transpose(Arch),
     /// Quantization, scale layouts, MoE permutation.
-    Quantize(quantize::Config),
+    Quantize(Arch, quantize::Config),
     /// MQA logits of an attention indexer.
     Attention(attention::Config),
     /// The GEMM before the norm of a hyper-connection.
     HyperConnection(hyper_connection::Config),
     /// The transposition that makes k-grouped FP8 operands K-major: see [`crate::gemm::transpose_k_grouped`].
-    TransposeKGrouped,
+    TransposeKGrouped(Arch),
     /// The kernel that unpacks UE8M0 scales before a GEMM: see [`crate::gemm::unpack_scales`].
-    UnpackScales,
+    UnpackScales(Arch),
 }
 
 impl KernelId {
     /// Every kernel of an architecture: no call ever needs another.
     pub fn all(arch: Arch) -> impl Iterator<Item = KernelId> {
         let gemm = GemmKernel::all(arch).map(KernelId::Gemm);
-        // The other operations are written for one architecture so far.
-        let Arch::Sm90a = arch;
-        let quantize = quantize::Config::all().map(KernelId::Quantize);
-        let attention = attention::Config::all().map(KernelId::Attention);
-        let hyper_connection = hyper_connection::Config::all().map(KernelId::HyperConnection);
-        gemm.chain([KernelId::Transpose])
+        let quantize = quantize::Config::all().map(move |config| KernelId::Quantize(arch, config));
+        let attention = attention::Config::all(arch).map(KernelId::Attention);
+        let hyper_connection = match arch {
+            Arch::Sm90a => Some(hyper_connection::Config::all()),
+            Arch::Sm100a => None,
+        };
+        gemm.chain([KernelId::Transpose(arch)])
             .chain(quantize)
             .chain(attention)
-            .chain(hyper_connection)
-            .chain([KernelId::TransposeKGrouped, KernelId::UnpackScales])
+            .chain(hyper_connection.into_iter().flatten().map(KernelId::HyperConnection))
+            .chain([KernelId::TransposeKGrouped(arch), KernelId::UnpackScales(arch)])
     }
 
     /// The architecture the kernel is written for.
     pub fn arch(&self) -> Arch {
         match self {
             KernelId::Gemm(kernel) => kernel.arch(),
-            KernelId::Transpose
-            | KernelId::Quantize(_)
-            | KernelId::Attention(_)
-            | KernelId::HyperConnection(_)
-            | KernelId::TransposeKGrouped
-            | KernelId::UnpackScales => Arch::Sm90a,
+            KernelId::Attention(config) => config.arch(),
+            KernelId::HyperConnection(_) => Arch::Sm90a,
+            KernelId::Transpose(arch)
+            | KernelId::Quantize(arch, _)
+            | KernelId::TransposeKGrouped(arch)
+            | KernelId::UnpackScales(arch) => *arch,
         }
     }
 
@@ -69,12 +70,12 @@ impl KernelId {
     pub fn name(&self) -> String {
         match self {
             KernelId::Gemm(kernel) => kernel.name(),
-            KernelId::Transpose => transpose::NAME.to_owned(),
-            KernelId::Quantize(config) => config.name(),
+            KernelId::Transpose(arch) => arch.kernel_name(transpose::NAME),
+            KernelId::Quantize(arch, config) => arch.kernel_name(&config.name()),
             KernelId::Attention(config) => config.name(),
             KernelId::HyperConnection(config) => config.name(),
-            KernelId::TransposeKGrouped => transpose_k_grouped::NAME.to_owned(),
-            KernelId::UnpackScales => unpack_scales::NAME.to_owned(),
+            KernelId::TransposeKGrouped(arch) => arch.kernel_name(transpose_k_grouped::NAME),
+            KernelId::UnpackScales(arch) => arch.kernel_name(unpack_scales::NAME),
         }
     }
 
@@ -82,12 +83,12 @@ impl KernelId {
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
             KernelId::Gemm(kernel) => kernel.build(),
-            KernelId::Transpose => transpose::build(),
-            KernelId::Quantize(config) => config.build(),
+            KernelId::Transpose(arch) => transpose::build(*arch),
+            KernelId::Quantize(arch, config) => config.build(*arch),
             KernelId::Attention(config) => config.build(),
             KernelId::HyperConnection(config) => config.build(),
-            KernelId::TransposeKGrouped => transpose_k_grouped::build(),
-            KernelId::UnpackScales => unpack_scales::build(),
+            KernelId::TransposeKGrouped(arch) => transpose_k_grouped::build(*arch),
+            KernelId::UnpackScales(arch) => unpack_scales::build(*arch),
         }
     }
 
@@ -98,9 +99,9 @@ impl KernelId {
     /// and compute-sanitizer show which line of Rust emitted an instruction. The code is the same.
     ///
     /// ```
-    /// use oxigemm_kernels::KernelId;
+    /// use oxigemm_kernels::{Arch, KernelId};
     ///
-    /// let kernel = KernelId::TransposeKGrouped;
+    /// let kernel = KernelId::TransposeKGrouped(Arch::Sm90a);
     /// assert!(kernel.build()?.text.contains(".loc "));
     /// assert!(!kernel.code_text()?.contains(".loc "));
     /// # Ok::<(), oxigemm_ptx::BuildError>(())
@@ -115,12 +116,6 @@ impl KernelId {
 impl From<GemmKernel> for KernelId {
     fn from(kernel: GemmKernel) -> KernelId {
         KernelId::Gemm(kernel)
-    }
-}
-
-impl From<quantize::Config> for KernelId {
-    fn from(config: quantize::Config) -> KernelId {
-        KernelId::Quantize(config)
     }
 }
 
@@ -140,6 +135,32 @@ impl From<hyper_connection::Config> for KernelId {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    /// Kernels of plain PTX differ between architectures in the target and in the prefix of their name alone.
+    #[test]
+    fn plain_kernels_are_the_same_for_every_architecture() {
+        let plain = |arch: Arch| {
+            KernelId::all(arch).filter(|id| match id {
+                KernelId::Gemm(_) | KernelId::HyperConnection(_) => false,
+                KernelId::Attention(config) => matches!(config, attention::Config::PagedMetadata(_)),
+                KernelId::Transpose(_)
+                | KernelId::Quantize(..)
+                | KernelId::TransposeKGrouped(_)
+                | KernelId::UnpackScales(_) => true,
+            })
+        };
+        let text = |id: KernelId| {
+            let (arch, module) = (id.arch(), id.build().expect("it builds"));
+            let text = module.without_lines().replace(&arch.kernel_name(""), "");
+            let header = format!(".version {}\n.target {arch}", module.version);
+            assert!(text.contains(&header), "{}", id.name());
+            text.replace(&header, "")
+        };
+        for arch in Arch::ALL {
+            let [own, hopper] = [arch, Arch::Sm90a].map(|arch| plain(arch).map(text).collect::<Vec<_>>());
+            assert!(own.len() > 60 && own == hopper, "{arch}");
+        }
+    }
 
     #[test]
     fn names_are_unique_and_start_with_the_architecture() {

@@ -322,7 +322,7 @@ fn dense(kind: (&'static str, DType), dims: &[usize], address: u64, device: Devi
 /// As for [`moe_permute_raw`].
 unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
-    let only = step(Config::MoePermute, args.launch());
+    let only = step(device, Config::MoePermute, args.launch())?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
@@ -331,7 +331,7 @@ unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOption
 /// As for [`moe_unpermute_raw`].
 unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
-    let only = step(Config::MoeUnpermute, unpermute_launch(&args));
+    let only = step(device, Config::MoeUnpermute, unpermute_launch(&args))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
@@ -340,7 +340,7 @@ unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOp
 /// As for [`zero_padding_rows_raw`].
 unsafe fn run_padding(device: &Device, call: &PaddingRows, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
-    let only = step(Config::ZeroPadding, zero_padding::launch(&args));
+    let only = step(device, Config::ZeroPadding, zero_padding::launch(&args))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

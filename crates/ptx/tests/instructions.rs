@@ -381,7 +381,9 @@ fn tensor_memory_and_its_products() {
         done.wait(0);
         k.tcgen05_fence_after();
         let words = d.lane(k.thread_index() / 32 * 32).load_rows(16);
+        let fragment = d.lane(k.thread_index() / 32 * 32 + 16).load_fragment(64);
         k.tensor_memory_wait_loads();
+        d.column(16).store_rows(&fragment);
         d.lane(k.thread_index() / 32 * 32).store_rows(&words);
         k.tensor_memory_wait_stores();
         k.tcgen05_fence_before();

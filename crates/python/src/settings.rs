@@ -67,7 +67,10 @@ fn open(py: Python<'_>, ordinal: usize) -> PyResult<&'static Device> {
     if !supported {
         return Err(other(
             py,
-            format!("the kernels are for Hopper ({}), which cuda:{ordinal} is not", Arch::Sm90a),
+            format!(
+                "the kernels are for {}, and cuda:{ordinal} is something else",
+                Arch::ALL.map(Arch::name).join(" and ")
+            ),
         ));
     }
     Ok(device)

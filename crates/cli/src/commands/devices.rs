@@ -25,7 +25,7 @@ pub fn run(common: &Common, _: &Args) -> Outcome {
     if common.json {
         print_json(&json!({
             "cpu": { "threads": threads },
-            "sim": { "threads": threads, "arch": Arch::Sm90a.name() },
+            "sim": { "threads": threads, "archs": Arch::ALL.map(Arch::name) },
             "cuda": gpus,
             "why_no_cuda": why_no_gpu,
             "ptxas": ptxas.as_ref().map(|ptxas| json!({ "version": ptxas.version(), "path": ptxas.path() })),
@@ -36,7 +36,7 @@ pub fn run(common: &Common, _: &Args) -> Outcome {
     print_line(&format!("cpu      the reference, on {threads} threads"));
     print_line(&format!(
         "sim      {} simulated on {threads} threads; runs every kernel and finds its hazards",
-        Arch::Sm90a
+        Arch::ALL.map(Arch::name).join(" or ")
     ));
     for gpu in &gpus {
         print_line(&describe(gpu));

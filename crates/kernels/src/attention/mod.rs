@@ -19,6 +19,7 @@ pub use shape::{
     TILE_KEYS,
 };
 
+use crate::arch::Arch;
 use oxigemm_ptx::{BuildError, Module};
 use sm90::{mqa_logits, paged_mqa_logits};
 
@@ -34,16 +35,28 @@ pub enum Config {
 }
 
 impl Config {
-    /// All of them.
-    pub fn all() -> impl Iterator<Item = Config> {
-        let logits = HeadTile::all().flat_map(|tile| {
+    /// All of an architecture.
+    pub fn all(arch: Arch) -> impl Iterator<Item = Config> {
+        let sm90 = match arch {
+            Arch::Sm90a => Some(HeadTile::all()),
+            Arch::Sm100a => None,
+        };
+        let logits = sm90.into_iter().flatten().flat_map(|tile| {
             [
                 Config::MqaLogits(mqa_logits::Config { tile }),
                 Config::PagedMqaLogits(paged_mqa_logits::Config { tile }),
             ]
         });
-        let metadata = [false, true].map(|any_next| paged_metadata::Config { any_next });
+        let metadata = [false, true].map(|any_next| paged_metadata::Config { arch, any_next });
         logits.chain(metadata.map(Config::PagedMetadata))
+    }
+
+    /// The architecture it is for.
+    pub fn arch(&self) -> Arch {
+        match self {
+            Config::MqaLogits(_) | Config::PagedMqaLogits(_) => Arch::Sm90a,
+            Config::PagedMetadata(config) => config.arch,
+        }
     }
 
     /// Name of the kernel, unique in the registry.
@@ -89,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_kernel_fits_the_shared_memory_of_a_cta() {
-        for config in Config::all() {
+        for config in Arch::ALL.into_iter().flat_map(Config::all) {
             assert!(config.shared_bytes() <= 232_448, "{}", config.name());
         }
     }

@@ -3,12 +3,13 @@
 //! Only the device knows how long sequences are, so this is a kernel too: its schedule is right whenever a captured
 //! call is replayed. It is plain PTX, for every architecture.
 
+use crate::arch::Arch;
 use crate::attention::context_lens::ContextLens;
 use crate::attention::shape::{DEDICATED_NEXT, TILE_KEYS};
 use crate::common::WARP;
 use crate::common::params::kernel_params;
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};
+use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, U32};
 
 const WARPS: u32 = 16;
 const THREADS: u32 = WARPS * WARP;
@@ -16,20 +17,22 @@ const THREADS: u32 = WARPS * WARP;
 /// Compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
+    /// The architecture it is for.
+    pub arch: Arch,
     /// Whether a sequence may have more lengths than [`DEDICATED_NEXT`].
     pub any_next: bool,
 }
 
 impl Config {
     /// The kernel for this many lengths of a sequence.
-    pub fn of(next: u32) -> Config {
-        Config { any_next: next > DEDICATED_NEXT }
+    pub fn of(arch: Arch, next: u32) -> Config {
+        Config { arch, any_next: next > DEDICATED_NEXT }
     }
 
     /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
         let any_next = if self.any_next { "_any_next" } else { "" };
-        format!("sm90_paged_mqa_logits_metadata{any_next}")
+        self.arch.kernel_name(&format!("paged_mqa_logits_metadata{any_next}"))
     }
 
     /// Threads of its only CTA.
@@ -102,7 +105,7 @@ impl SharedMap {
 
 /// `schedule[s]` is the sequence and the tile where split s begins: `s * tiles / splits` tiles after the first of all.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
-    let k = Kernel::new(&cfg.name(), Target::Sm90a).threads(THREADS);
+    let k = Kernel::new(&cfg.name(), cfg.arch.target()).threads(THREADS);
     write(&k, cfg);
     k.finish()
 }

@@ -127,9 +127,11 @@ pub trait KernelSpec {
 impl GemmKernel {
     /// Every GEMM kernel of an architecture: no shape ever needs another.
     pub fn all(arch: Arch) -> impl Iterator<Item = GemmKernel> {
-        match arch {
-            Arch::Sm90a => sm90::Kernel::all().map(GemmKernel::Sm90),
-        }
+        let sm90 = match arch {
+            Arch::Sm90a => Some(sm90::Kernel::all()),
+            Arch::Sm100a => None,
+        };
+        sm90.into_iter().flatten().map(GemmKernel::Sm90)
     }
 
     /// The kernels of an architecture for plain dense GEMMs.

@@ -4,9 +4,10 @@
 //! comes as 16-byte vectors into shared memory, where each thread finds 16 lines of four bytes; exchanged within
 //! registers, they are four vectors along K. Eight lanes write 128 bytes of a row.
 
-use oxigemm_ptx::{BuildError, Global, Kernel, Module, Shared, Target, U32};
+use oxigemm_ptx::{BuildError, Global, Kernel, Module, Shared, U32};
 use std::ffi::c_void;
 
+use crate::arch::Arch;
 use crate::common::params::{ArgRef, kernel_params};
 use crate::gemm::launch::Launch;
 
@@ -89,12 +90,12 @@ impl Args {
     }
 }
 
-/// The kernel's name.
-pub const NAME: &str = "sm90_fp8_transpose";
+/// The kernel's name, behind that of its architecture.
+pub const NAME: &str = "fp8_transpose";
 
-/// Builds the kernel.
-pub fn build() -> Result<Module, BuildError> {
-    let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
+/// Builds the kernel for an architecture.
+pub fn build(arch: Arch) -> Result<Module, BuildError> {
+    let k = &arch.kernel(NAME).threads(THREADS);
     let [first, second] = ["a_", "b_"].map(|job| JobParams::declare(k, job));
     let tile = k.dynamic_shared();
     k.name_shared("tile", 0, TILE * TILE, 1);
@@ -247,7 +248,7 @@ mod tests {
         assert_eq!(values.len(), pointers.len());
         assert_eq!(values[0], KernelArg::U64(1), "the first job comes first");
         assert_eq!(values[Job::COUNT..], args.jobs[1].values(), "then the second");
-        let declared = build().expect("it builds").text.matches(".param .").count();
+        let declared = build(Arch::Sm90a).expect("it builds").text.matches(".param .").count();
         assert_eq!(declared, pointers.len());
         assert_eq!(args.launch().grid, [9 + 18, 1]);
     }

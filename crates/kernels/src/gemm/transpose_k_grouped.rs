@@ -5,14 +5,15 @@
 //! the tiles of a group along K are its blocks of scales, so that how many there are in all is known before. The first
 //! block also writes the K of each group as it was found, within the capacity: that is what the GEMM reads.
 
-use oxigemm_ptx::{BuildError, Global, Kernel, Module, Target, U32};
+use oxigemm_ptx::{BuildError, Global, Kernel, Module, U32};
 
+use crate::arch::Arch;
 use crate::common::{BLOCK_K, WARP};
 use crate::gemm::scheduler::k_grouped::{KGroupNumbers, KGroupTable, PITCH_UNIT, table_bytes};
 use crate::gemm::transpose::{ResultMatrix, SourceMatrix, THREADS, TILE, transpose_tile};
 
-/// The kernel's name.
-pub const NAME: &str = "sm90_fp8_transpose_k_grouped";
+/// The kernel's name, behind that of its architecture.
+pub const NAME: &str = "fp8_transpose_k_grouped";
 
 /// Threads of a block.
 pub const fn threads() -> u32 {
@@ -56,10 +57,10 @@ impl<'k> Operand<'k> {
     }
 }
 
-/// Builds the kernel. Its parameters: the numbers, where to write those that were found, A and B (from, to, rows,
+/// Builds the kernel for an architecture. Its parameters: the numbers, where to write those that were found, A and B (from, to, rows,
 /// pitch), how many groups there are, their K together, and their blocks of scales.
-pub fn build() -> Result<Module, BuildError> {
-    let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
+pub fn build(arch: Arch) -> Result<Module, BuildError> {
+    let k = &arch.kernel(NAME).threads(THREADS);
     let (ks, found) = (k.param_pointer("ks"), k.param_pointer("found"));
     let [a, b] = ["a", "b"].map(|name| Operand::declare(k, name));
     let (groups, extent) = (k.param("groups"), k.param("extent"));

@@ -4,12 +4,13 @@
 //! The result is MN-major with columns that TMA can address, whatever the strides of the source are. A thread has a row
 //! and four columns, so a packed word; a block has 256 rows of the same columns, and stores of a warp are neighbours.
 
+use crate::arch::Arch;
 use crate::common::params::kernel_params;
 use crate::gemm::Launch;
-use oxigemm_ptx::{BuildError, F32, Kernel, Module, Target, U32};
+use oxigemm_ptx::{BuildError, F32, Kernel, Module, U32};
 
-/// The kernel's name.
-pub const NAME: &str = "sm90_unpack_ue8m0_scales";
+/// The kernel's name, behind that of its architecture.
+pub const NAME: &str = "unpack_ue8m0_scales";
 const THREADS: u32 = 256;
 /// Columns of a thread: the exponents of a packed word.
 pub const COLUMNS: u32 = 4;
@@ -93,9 +94,9 @@ pub fn scale(exponent: u8) -> f32 {
 const SMALLEST: u32 = 0x0040_0000;
 const NAN: u32 = 0x7fff_ffff;
 
-/// Builds the kernel.
-pub fn build() -> Result<Module, BuildError> {
-    let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
+/// Builds the kernel for an architecture.
+pub fn build(arch: Arch) -> Result<Module, BuildError> {
+    let k = &arch.kernel(NAME).threads(THREADS);
     let [first, second] = ["a_", "b_"].map(|job| JobParams::declare(k, job));
     let block = k.block_index(0);
     k.grid_dependency_wait();
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_kernel_declares_the_parameters_of_two_jobs() {
-        let declared = build().expect("it builds").text.matches(".param .").count();
+        let declared = build(Arch::Sm90a).expect("it builds").text.matches(".param .").count();
         assert_eq!(declared, 2 * Job::COUNT);
     }
 

@@ -56,7 +56,7 @@ impl Config {
             Granularity::Block => "128x128",
             Granularity::Channel => "128x1",
         };
-        format!("sm90_quantize_{shape}_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_{shape}_{}_{}", self.input.name(), self.code.name())
     }
 
     /// Launch shape, and its arguments.

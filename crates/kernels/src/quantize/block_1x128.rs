@@ -71,7 +71,7 @@ impl Config {
             Source::SwiGlu => "_swiglu",
             Source::Gather => "_gather",
         };
-        format!("sm90_quantize_1x{}{source}_{}_{}", self.width, self.input.name(), self.code.name())
+        format!("quantize_1x{}{source}_{}_{}", self.width, self.input.name(), self.code.name())
     }
 
     /// CTAs per SM.

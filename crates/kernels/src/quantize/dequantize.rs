@@ -42,7 +42,7 @@ impl Config {
             Scales::PerChannel => "_per_channel",
             Scales::TwoLevels => "_1x16",
         };
-        format!("sm90_dequantize{scales}_{}_{}", self.code.name(), self.output.name())
+        format!("dequantize{scales}_{}_{}", self.code.name(), self.output.name())
     }
 
     /// Launch shape, and its arguments.

@@ -60,7 +60,7 @@ impl Config {
             Granularity::Token => "1x128",
             Granularity::Block => "128x128",
         };
-        format!("sm90_quantize_{shape}_dual_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_{shape}_dual_{}_{}", self.input.name(), self.code.name())
     }
 
     /// CTAs per SM, limited by the registers and the shared memory of tiles.

@@ -38,7 +38,8 @@ pub use block_1x128::Source;
 pub use params::{Args, Flags, Launch};
 pub use vec8::{Code, Input};
 
-use oxigemm_ptx::{BuildError, Kernel, Module, Target};
+use crate::arch::Arch;
+use oxigemm_ptx::{BuildError, Module};
 
 /// Quantization kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,7 +111,7 @@ impl Config {
             .chain([Config::ScaleLayout, Config::MoePermute, Config::MoeUnpermute, Config::ZeroPadding])
     }
 
-    /// Name of the kernel and of its entry point.
+    /// Name of the kernel, behind that of its architecture.
     pub fn name(&self) -> String {
         match self {
             Config::Block1x128(config) => config.name(),
@@ -129,9 +130,9 @@ impl Config {
         }
     }
 
-    /// Builds the kernel.
-    pub fn build(&self) -> Result<Module, BuildError> {
-        let k = &Kernel::new(&self.name(), Target::Sm90a).threads(self.threads()).resident(self.resident());
+    /// Builds the kernel for an architecture.
+    pub fn build(&self, arch: Arch) -> Result<Module, BuildError> {
+        let k = &arch.kernel(&self.name()).threads(self.threads()).resident(self.resident());
         let p = params::Params::declare(k);
         // A kernel before this one may still write the inputs, or read the outputs.
         k.grid_dependency_wait();

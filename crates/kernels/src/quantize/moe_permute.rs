@@ -17,8 +17,8 @@ use super::vec8::{Access, Input, Mask, VEC8, Vec8};
 use crate::common::WARP;
 use crate::common::fast_divmod::FastDivmod;
 
-pub(super) const PERMUTE: &str = "sm90_moe_permute";
-pub(super) const UNPERMUTE: &str = "sm90_moe_unpermute_bf16";
+pub(super) const PERMUTE: &str = "moe_permute";
+pub(super) const UNPERMUTE: &str = "moe_unpermute_bf16";
 /// Threads of a CTA of the permutation.
 pub const THREADS: u32 = 1024;
 /// Most experts: one for each thread.

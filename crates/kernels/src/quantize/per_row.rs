@@ -27,7 +27,7 @@ pub struct Config {
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        format!("sm90_quantize_per_row_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_per_row_{}_{}", self.input.name(), self.code.name())
     }
 
     /// Launch shape, and its arguments.

@@ -78,7 +78,7 @@ fn ctas(args: &Args) -> (u32, Args) {
 
 impl ScaleConfig {
     pub(super) fn name(&self) -> String {
-        format!("sm90_quantize_per_tensor_scale_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_per_tensor_scale_{}_{}", self.input.name(), self.code.name())
     }
 
     /// CTAs per SM. The grid has no more: they loop.
@@ -130,7 +130,7 @@ impl ScaleConfig {
 
 impl CodesConfig {
     pub(super) fn name(&self) -> String {
-        format!("sm90_quantize_per_tensor_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_per_tensor_{}_{}", self.input.name(), self.code.name())
     }
 
     /// Launch shape, and its arguments.

@@ -32,7 +32,7 @@ pub struct Config {
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        format!("sm90_quantize_per_tensor_single_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_per_tensor_single_{}_{}", self.input.name(), self.code.name())
     }
 
     /// Launch shape on `sms` SMs, and its arguments without [`Args::aux`], the address of the barrier's

@@ -54,7 +54,7 @@ pub struct Config {
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        format!("sm90_quantize_1x128_rmsnorm_{}_e4m3", self.input.name())
+        format!("quantize_1x128_rmsnorm_{}_e4m3", self.input.name())
     }
 
     /// Launch shape on `sms` SMs, and its arguments.

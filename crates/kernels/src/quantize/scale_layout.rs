@@ -12,7 +12,7 @@ use super::vec8::bits;
 use crate::common::WARP;
 use crate::common::fast_divmod::FastDivmod;
 
-pub(super) const NAME: &str = "sm90_transform_scales";
+pub(super) const NAME: &str = "transform_scales";
 /// Threads of a CTA.
 pub const THREADS: u32 = 128;
 /// Columns of a warp.

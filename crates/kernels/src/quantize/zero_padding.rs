@@ -9,7 +9,7 @@ use super::params::{Args, Launch, Params, by_access};
 use super::vec8::Access;
 use crate::common::WARP;
 
-pub(super) const NAME: &str = "sm90_zero_padding_rows";
+pub(super) const NAME: &str = "zero_padding_rows";
 /// Threads of a CTA.
 pub const THREADS: u32 = 256;
 /// Rows of a warp.

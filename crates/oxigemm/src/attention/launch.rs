@@ -241,7 +241,7 @@ unsafe fn paged_mqa_metadata_on<B: Backend>(
     options: &GemmOptions,
 ) -> Result<()> {
     let ScheduleProblem { sequences, next, lengths_per_query, parts } = arguments.check()?;
-    let config = paged_metadata::Config::of(next);
+    let config = paged_metadata::Config::of(backend.limits().arch, next);
     let list = [
         KernelArg::U64(arguments.schedule.address),
         KernelArg::U64(arguments.context_lens.address),

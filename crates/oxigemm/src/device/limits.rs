@@ -37,27 +37,44 @@ impl Limits {
         }
     }
 
+    /// A B200.
+    ///
+    /// SMs and shared memory are NVIDIA's figures; clusters that run at a time are as many as SMs allow in the proportion
+    /// of the H200, and not measured.
+    #[must_use]
+    pub const fn b200() -> Limits {
+        let arch = Arch::Sm100a;
+        Limits {
+            arch,
+            sms: 148,
+            clusters_of_2: 74,
+            clusters_of_4: 33,
+            shared_per_block: arch.limits().shared_per_block,
+            shared_per_sm: arch.limits().shared_per_sm,
+            restricted: false,
+        }
+    }
+
     /// A device of an architecture with this many SMs.
     #[must_use]
     pub fn of(arch: Arch, sms: u32, shared_per_block: u32) -> Limits {
         match arch {
-            Arch::Sm90a => Limits::hopper(sms, shared_per_block),
+            Arch::Sm90a => Limits::h200().with_sms(sms, shared_per_block),
+            Arch::Sm100a => Limits::b200().with_sms(sms, shared_per_block),
         }
     }
 
-    /// A Hopper device with this many SMs.
+    /// A device of the same kind with this many SMs.
     ///
-    /// Some SMs of an uneven GPC (graphics processing cluster) have no cluster of four, in the proportion of the H200.
-    #[must_use]
-    pub fn hopper(sms: u32, shared_per_block: u32) -> Limits {
-        let h200 = Limits::h200();
+    /// Some SMs of an uneven GPC (graphics processing cluster) have no cluster of four, in the proportion of this device.
+    fn with_sms(self, sms: u32, shared_per_block: u32) -> Limits {
         Limits {
             sms: sms.max(1),
             clusters_of_2: (sms / 2).max(1),
-            clusters_of_4: (sms * h200.clusters_of_4 / h200.sms).max(1),
+            clusters_of_4: (sms * self.clusters_of_4 / self.sms).max(1),
             shared_per_block,
-            shared_per_sm: shared_per_block + h200.arch.limits().reserved_shared,
-            ..h200
+            shared_per_sm: shared_per_block + self.arch.limits().reserved_shared,
+            ..self
         }
     }
 

@@ -3,9 +3,9 @@
 //! The tensor core multiplies FP8 operands that are contiguous along K. One kernel transposes both operands of a GEMM,
 //! and the GEMM follows in the same stream.
 
-use oxigemm_kernels::KernelId;
 use oxigemm_kernels::gemm::transpose::{Args, Job, TILE};
 use oxigemm_kernels::gemm::transpose_k_grouped::{result_extent, shared_bytes, threads, tiles_across};
+use oxigemm_kernels::{Arch, KernelId};
 
 use crate::check::{GemmDesc, Groups, KGroups, Problem};
 use crate::device::backend::Backend;
@@ -97,12 +97,15 @@ impl Transposition {
         stream: B::Stream<'_>,
         programmatic: bool,
     ) -> Result<()> {
+        let arch = backend.limits().arch;
         // SAFETY: the caller's promise; the arguments are those of the kernel.
         unsafe {
             match &self.kind {
-                Kind::Operands(operands) => backend.launch(&operands.launch(workspace, programmatic), stream),
+                Kind::Operands(operands) => {
+                    backend.launch(&operands.launch(arch, workspace, programmatic), stream)
+                }
                 Kind::KGrouped(groups) => {
-                    backend.launch(&groups.launch(own, workspace, programmatic), stream)
+                    backend.launch(&groups.launch(arch, own, workspace, programmatic), stream)
                 }
             }
         }
@@ -198,10 +201,10 @@ impl Operands {
     }
 
     /// The launch of the kernel that transposes.
-    fn launch(&self, workspace: u64, programmatic: bool) -> KernelLaunch<Args> {
+    fn launch(&self, arch: Arch, workspace: u64, programmatic: bool) -> KernelLaunch<Args> {
         let params = self.at(workspace);
         KernelLaunch {
-            kernel: KernelId::Transpose,
+            kernel: KernelId::Transpose(arch),
             geometry: geometry(&params.launch()),
             programmatic,
             params,
@@ -270,9 +273,15 @@ impl KGrouped {
     }
 
     /// The launch of the kernel that transposes.
-    fn launch(&self, own: Addresses, workspace: u64, programmatic: bool) -> KernelLaunch<[KernelArg; 13]> {
+    fn launch(
+        &self,
+        arch: Arch,
+        own: Addresses,
+        workspace: u64,
+        programmatic: bool,
+    ) -> KernelLaunch<[KernelArg; 13]> {
         KernelLaunch {
-            kernel: KernelId::TransposeKGrouped,
+            kernel: KernelId::TransposeKGrouped(arch),
             geometry: Geometry {
                 grid: [self.tiles, 1],
                 cluster: 1,

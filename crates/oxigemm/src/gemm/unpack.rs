@@ -136,7 +136,7 @@ impl Unpacking {
         params[..Job::COUNT].copy_from_slice(&first);
         params[Job::COUNT..].copy_from_slice(&second);
         let kernel = KernelLaunch {
-            kernel: KernelId::UnpackScales,
+            kernel: KernelId::UnpackScales(backend.limits().arch),
             geometry: geometry(&launch(&self.jobs)),
             programmatic,
             params,

@@ -244,7 +244,11 @@ impl PlanRequest {
         if !GemmKernel::all(limits.arch).any(|kernel| self.is_for(&kernel)) {
             return Error::DType {
                 argument: "a",
-                expected: format!("operands that a kernel for {} multiplies", self.description()),
+                expected: format!(
+                    "operands that a kernel for {} multiplies on {}",
+                    self.description(),
+                    limits.arch
+                ),
                 found: operands_name(self.operands),
             };
         }
@@ -397,13 +401,14 @@ pub fn rank(request: &PlanRequest, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
 fn candidates(request: &PlanRequest, limits: &Limits) -> Vec<GemmConfig> {
     match limits.arch {
         Arch::Sm90a => sm90::candidates(request, limits),
+        Arch::Sm100a => Vec::new(),
     }
 }
 
 /// The estimated time of a configuration. It knows outputs of 16 bits; others differ alike for all configurations.
 fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limits) -> Cost {
-    match limits.arch {
-        Arch::Sm90a => sm90::estimate(config, request, limits),
+    match config.kernel {
+        GemmKernel::Sm90(_) => sm90::estimate(config, request, limits),
     }
 }
 

@@ -58,7 +58,7 @@ fn computes(config: &str, request: PlanRequest) -> bool {
 
 #[test]
 fn every_shape_has_a_plan_that_fits_the_device() {
-    for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
+    for limits in [Limits::h200(), Limits::of(Arch::Sm90a, 114, 232_448), Limits::h200().restricted_to(24)] {
         for request in requests() {
             let plan = plan(&request, &limits).expect("there is one");
             assert_eq!(plan.config.operands(), request.operands, "{request:?}");
@@ -261,8 +261,8 @@ fn a_shape_has_few_candidates() {
 fn clusters_are_counted_by_their_blocks() {
     let limits = Limits::h200();
     assert_eq!([1, 2, 4, 8].map(|blocks| limits.clusters(blocks)), [132, 66, 30, 15]);
-    assert_eq!(Limits::hopper(132, 232_448), limits);
-    assert_eq!(Limits::hopper(0, 232_448).clusters(8), 1, "there is always one");
+    assert_eq!(Limits::of(Arch::Sm90a, 132, 232_448), limits);
+    assert_eq!(Limits::of(Arch::Sm90a, 0, 232_448).clusters(8), 1, "there is always one");
 }
 
 /// Batches have forward K, with the raster band of forward K; whoever wants it gets serpentine K.

@@ -145,7 +145,7 @@ unsafe fn run(device: &Device, call: &QuantizeBoth, options: &LaunchOptions) -> 
         None => dual::Granularity::Block,
     };
     let config = dual::Config { input, code, granularity };
-    let only = step(Config::Dual(config), config.launch(&args, sm_count(device)?));
+    let only = step(device, Config::Dual(config), config.launch(&args, sm_count(device)?))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

@@ -26,9 +26,9 @@ use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Input, Laun
 
 use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
-use crate::device::Device;
 use crate::device::backend::{Backend, with_backend};
 use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
+use crate::device::{Device, Limits};
 use crate::error::{Error, Result};
 use crate::launch::{LaunchOptions, Step, run_steps};
 use crate::reference::quantize::{self as on_cpu, SourceTensor};
@@ -324,14 +324,19 @@ fn fused(
 
 /// The SMs of a device.
 pub(crate) fn sm_count(device: &Device) -> Result<u32> {
-    Ok(device.limits().ok_or_else(|| Error::no_raw_memory("cpu"))?.sms)
+    Ok(device_limits(device)?.sms)
+}
+
+fn device_limits(device: &Device) -> Result<Limits> {
+    device.limits().copied().ok_or_else(|| Error::no_raw_memory("cpu"))
 }
 
 pub(crate) type KernelStep = Step<[KernelArg; Args::COUNT]>;
 
-pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
-    Step::Kernel(KernelLaunch {
-        kernel: KernelId::Quantize(config),
+/// The launch of a kernel on a device.
+pub(crate) fn step(device: &Device, config: Config, (launch, args): (Launch, Args)) -> Result<KernelStep> {
+    Ok(Step::Kernel(KernelLaunch {
+        kernel: KernelId::Quantize(device_limits(device)?.arch, config),
         geometry: Geometry {
             grid: launch.grid,
             cluster: 1,
@@ -341,7 +346,7 @@ pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep
         },
         programmatic: false,
         params: args.list(),
-    })
+    }))
 }
 
 /// # Safety
@@ -354,27 +359,27 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         QuantizeSource::Rows(_) => Source::Gather,
         QuantizeSource::RmsNorm { .. } => {
             let config = kernels::rms_norm::Config { input };
-            let only = step(Config::RmsNorm(config), config.launch(&args, sm_count(device)?));
+            let only = step(device, Config::RmsNorm(config), config.launch(&args, sm_count(device)?))?;
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, std::iter::once(only), options) };
         }
     };
     let groups = |width| {
         let config = kernels::block_1x128::Config { input, code, width, source };
-        step(Config::Block1x128(config), config.launch(&args, mn_major))
+        step(device, Config::Block1x128(config), config.launch(&args, mn_major))
     };
     let tiles = |granularity| {
         let config = kernels::block_128x128::Config { input, code, granularity };
-        step(Config::Block128x128(config), config.launch(&args))
+        step(device, Config::Block128x128(config), config.launch(&args))
     };
     let only = match call.granularity {
-        Granularity::PerToken => groups(128),
-        Granularity::PerGroup32 => groups(32),
-        Granularity::PerBlock => tiles(kernels::block_128x128::Granularity::Block),
-        Granularity::PerChannel => tiles(kernels::block_128x128::Granularity::Channel),
+        Granularity::PerToken => groups(128)?,
+        Granularity::PerGroup32 => groups(32)?,
+        Granularity::PerBlock => tiles(kernels::block_128x128::Granularity::Block)?,
+        Granularity::PerChannel => tiles(kernels::block_128x128::Granularity::Channel)?,
         Granularity::PerRow => {
             let config = kernels::per_row::Config { input, code };
-            step(Config::PerRow(config), config.launch(&args))
+            step(device, Config::PerRow(config), config.launch(&args))?
         }
         Granularity::PerTensor => {
             if let Some(only) = in_one_kernel(device, &args, (input, code), options)? {
@@ -394,8 +399,8 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
             );
             let steps = [
                 Step::Zero { address: args.scales, bytes: 4 },
-                step(Config::PerTensorScale(find), find.launch(&args, sm_count(device)?)),
-                step(Config::PerTensorCodes(convert), convert.launch(&args)),
+                step(device, Config::PerTensorScale(find), find.launch(&args, sm_count(device)?))?,
+                step(device, Config::PerTensorCodes(convert), convert.launch(&args))?,
             ];
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, steps.into_iter(), options) };
@@ -417,7 +422,9 @@ fn in_one_kernel(
     let workspace = with_backend!(device, backend => {
         backend.grid_barrier_workspace(backend.stream(options.stream.as_ref())?)
     })?;
-    Ok(workspace.map(|aux| step(Config::PerTensorSingle(config), (launch, Args { aux, ..args }))))
+    workspace
+        .map(|aux| step(device, Config::PerTensorSingle(config), (launch, Args { aux, ..args })))
+        .transpose()
 }
 
 /// # Safety
@@ -425,7 +432,7 @@ fn in_one_kernel(
 unsafe fn run_by_scale(device: &Device, call: &Quantize, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
     let config = kernels::per_tensor::CodesConfig { input, code };
-    let only = step(Config::PerTensorCodes(config), config.launch(&args));
+    let only = step(device, Config::PerTensorCodes(config), config.launch(&args))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
@@ -439,7 +446,7 @@ unsafe fn run_dequantize(device: &Device, call: &Dequantize, options: &LaunchOpt
         _ => kernels::dequantize::Scales::PerBlock,
     };
     let config = kernels::dequantize::Config { code, output: input, scales };
-    let only = step(Config::Dequantize(config), config.launch(&args));
+    let only = step(device, Config::Dequantize(config), config.launch(&args))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

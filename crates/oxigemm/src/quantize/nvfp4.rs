@@ -231,7 +231,7 @@ unsafe fn run_quantize(
     let Some(CheckedQuantize { args, input, mn_major, .. }) = call.check()? else { return Ok(()) };
     let config =
         kernels::block_1x128::Config { input, code: Code::E2m1, width: NVFP4_WIDTH, source: Source::Plain };
-    let convert = step(Config::Block1x128(config), config.launch(&args, mn_major));
+    let convert = step(device, Config::Block1x128(config), config.launch(&args, mn_major))?;
     if !computed {
         // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
         return unsafe { run_steps(device, std::iter::once(convert), options) };
@@ -240,7 +240,7 @@ unsafe fn run_quantize(
     let find_args = Args { scales: args.aux, ..args };
     let steps = [
         Step::Zero { address: args.aux, bytes: 4 },
-        step(Config::PerTensorScale(find), find.launch(&find_args, sm_count(device)?)),
+        step(device, Config::PerTensorScale(find), find.launch(&find_args, sm_count(device)?))?,
         convert,
     ];
     // SAFETY: as above.
@@ -253,7 +253,7 @@ unsafe fn run_dequantize(device: &Device, call: &DequantizeNvfp4, options: &Laun
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
     let scales = kernels::dequantize::Scales::TwoLevels;
     let config = kernels::dequantize::Config { code, output: input, scales };
-    let only = step(Config::Dequantize(config), config.launch(&args));
+    let only = step(device, Config::Dequantize(config), config.launch(&args))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

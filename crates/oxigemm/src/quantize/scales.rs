@@ -191,7 +191,7 @@ pub unsafe fn transform_scales_raw(
 /// As for [`transform_scales_raw`].
 unsafe fn run_transform(device: &Device, call: &TransformScales, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, groups, .. }) = call.check()? else { return Ok(()) };
-    let only = step(Config::ScaleLayout, scale_layout::launch(&args, groups));
+    let only = step(device, Config::ScaleLayout, scale_layout::launch(&args, groups))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

@@ -10,7 +10,7 @@ use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor,
     fp8_gemm, fp8_gemm_nn, fp8_gemm_nt, fp8_gemm_tn, fp8_gemm_tt, gemm_raw, random, reference,
 };
-use oxigemm_kernels::KernelId;
+use oxigemm_kernels::{Arch, KernelId};
 
 /// A matrix whose rows begin at multiples of 16 bytes and end in NaN.
 fn padded(dtype: DType, bytes: &[u8], [rows, columns]: [usize; 2], device: &Device) -> Tensor {
@@ -144,8 +144,9 @@ fn transposed_views_of_k_major_tensors_are_not_copied() {
     let options = GemmOptions::default();
     let expected = problem.run(GemmLayout::Nt, &options).unwrap();
     // A kernel that transposes wrongly, if it is asked.
-    let text = KernelId::Transpose.build().unwrap().text;
-    sim.replace_kernel(KernelId::Transpose, &text.replace("0x5140", "0x0000")).unwrap();
+    let kernel = KernelId::Transpose(Arch::Sm90a);
+    let text = kernel.build().unwrap().text;
+    sim.replace_kernel(kernel, &text.replace("0x5140", "0x0000")).unwrap();
     assert_ne!(problem.run(GemmLayout::Tn, &options).unwrap(), expected);
     let view = |x: &Operand| (x.codes[0].transpose(0, 1).unwrap(), x.scales.transpose(0, 1).unwrap());
     let (a, b) = (view(&problem.a), view(&problem.b));

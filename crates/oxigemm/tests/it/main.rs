@@ -2,6 +2,7 @@
 
 mod attention;
 mod batch_invariant;
+mod blackwell;
 mod check;
 mod check_grouped;
 mod check_quantize;

@@ -79,6 +79,29 @@ impl<'k> TensorMemory<'k> {
         out
     }
 
+    /// Loads 16 lanes by `columns` columns as a fragment: thread `t` of the warp gets, in `[4 i ..]`, columns `8 i + 2 (t % 4)`
+    /// and the next, of lanes `t / 4` (first two) and eight further down (last two). This is how `wgmma` lays out 16 rows
+    /// of its accumulators. The place is lane 0 or 16 of the warp's quarter of the lanes.
+    #[track_caller]
+    pub fn load_fragment(self, columns: u32) -> Vec<U32<'k>> {
+        let k = self.0.kernel();
+        let times = columns / 8;
+        k.require(columns == times * 8 && times.is_power_of_two() && times <= 32, || {
+            format!("a fragment has 8 to 256 columns, a power of two, not {columns}")
+        });
+        let out: Vec<U32<'k>> = (0..columns / 2).map(|_| k.fresh()).collect();
+        let list: Vec<_> = out.iter().map(|r| r.operand().to_string()).collect();
+        k.emit(
+            Needs::TCGEN05,
+            format_args!(
+                "tcgen05.ld.sync.aligned.16x256b.x{times}.b32 {{{}}}, [{}];",
+                list.join(", "),
+                self.0.in_register().operand()
+            ),
+        );
+        out
+    }
+
     /// Stores a word for each of `words.len()` columns; the reverse of [`load_rows`](Self::load_rows). Complete after
     /// [`Kernel::tensor_memory_wait_stores`].
     #[track_caller]

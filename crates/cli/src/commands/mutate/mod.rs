@@ -139,7 +139,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let (mut all, mut found) = (0, 0);
     for name in &names {
         let kernel = KernelId::all(limits.arch)
-            .filter(|kernel| matches!(kernel, KernelId::Gemm(_) | KernelId::Transpose))
+            .filter(|kernel| matches!(kernel, KernelId::Gemm(_) | KernelId::Transpose(_)))
             .find(|kernel| kernel.name() == *name)
             .ok_or_else(|| format!("{name} is not a kernel: `oxigemm prebuild --list` names them"))?;
         let score = Score::of(kernel, &limits)?;

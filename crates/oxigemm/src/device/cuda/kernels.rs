@@ -112,7 +112,7 @@ impl Kernels {
         let index = self.index.get(kernel);
         index.map(|index| &self.slots[*index]).ok_or_else(|| Error::Kernel {
             name: kernel.name(),
-            reason: "it is not in the closed set".to_owned(),
+            reason: "it is not in the closed set for this GPU".to_owned(),
         })
     }
 }

@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ThreadId;
 
 use oxigemm_cuda::TiledTensor;
-use oxigemm_kernels::KernelId;
 use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as GRID_BARRIER_BYTES;
 use oxigemm_kernels::gemm::scheduler::dynamic::WORKSPACE_BYTES as COUNTER_BYTES;
 use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
+use oxigemm_kernels::{Arch, KernelId};
 use oxigemm_sim::{FaultKind, Interrupt, Launch, Machine, Module, Options, Report};
 use oxigemm_threads::{Pool, wait};
 
@@ -101,6 +101,16 @@ struct Inner {
 /// takes up a task of the caller's, which could want the memory that the running kernel holds.
 static THREADS: Pool = Pool::new("oxigemm-sim");
 
+/// The limits of the simulated GPU. One that has no kernels refuses the first that it is asked to load.
+fn limits_of(options: &Options) -> Limits {
+    let arch =
+        Arch::ALL.into_iter().find(|arch| options.gpu.is_some_and(|gpu| gpu.to_string() == arch.name()));
+    match arch {
+        Some(Arch::Sm100a) => Limits::b200(),
+        Some(Arch::Sm90a) | None => Limits::h200(),
+    }
+}
+
 impl Sim {
     /// An H200 with empty memory: eager schedules, hazards are looked for.
     #[must_use]
@@ -108,14 +118,22 @@ impl Sim {
         Sim::with_options(Options::default())
     }
 
-    /// An H200 with empty memory.
+    /// The GPU that the options name, or an H200, with empty memory.
+    ///
+    /// ```
+    /// use oxigemm::Device;
+    ///
+    /// let blackwell: Device = "sim:sm_100a".parse()?;
+    /// assert_eq!(blackwell.limits().map(|limits| limits.sms), Some(148));
+    /// # Ok::<(), oxigemm::Error>(())
+    /// ```
     #[must_use]
     pub fn with_options(options: Options) -> Sim {
         static OPENED: AtomicU32 = AtomicU32::new(0);
         Sim {
             inner: Arc::new(Inner {
                 number: OPENED.fetch_add(1, Ordering::Relaxed),
-                limits: Limits::h200(),
+                limits: limits_of(&options),
                 machine: Guarded::default(),
                 options: Mutex::new(options),
                 kernels: Mutex::default(),
@@ -262,6 +280,10 @@ impl Sim {
         }
         // Without the lock, which a fork would leave locked in the child. A thread that was first keeps its own.
         let refuse = |reason: String| Error::Kernel { name: kernel.name(), reason };
+        let arch = self.inner.limits.arch;
+        if kernel.arch() != arch {
+            return Err(refuse(format!("it is written for {}, and the device is {arch}", kernel.arch())));
+        }
         let ptx = kernel.build().map_err(|error| refuse(error.to_string()))?;
         let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
         Ok(Arc::clone(lock(&self.inner.kernels).entry(*kernel).or_insert(module)))

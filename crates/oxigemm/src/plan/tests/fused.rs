@@ -25,7 +25,7 @@ fn requests(shape: GemmShape) -> impl Iterator<Item = PlanRequest> {
 
 #[test]
 fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
-    for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
+    for limits in [Limits::h200(), Limits::of(Arch::Sm90a, 114, 232_448), Limits::h200().restricted_to(1)] {
         for [m, n, k] in [[1, 128, 1], [64, 2048, 7168], [130, 24576, 1536], [4096, 3072, 7168]] {
             for request in requests(GemmShape { m, n, k }) {
                 let plan = plan(&request, &limits).expect("there is one");

@@ -18,7 +18,7 @@ fn requests(shape: MGroupedShape) -> impl Iterator<Item = PlanRequest> {
 fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
     let groups =
         [[32, 32, 4096, 20], [6, 6, 4096, 1024], [8, 1, 32768, 4096], [1024, 1024, 3, 1], [1, 1, 1, 1]];
-    for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
+    for limits in [Limits::h200(), Limits::of(Arch::Sm90a, 114, 232_448), Limits::h200().restricted_to(1)] {
         for [groups, slabs, rows, expected] in groups {
             for [n, k] in [[128, 1], [2048, 7168], [3072, 4096]] {
                 for request in requests(MGroupedShape { groups, slabs, rows, expected, n, k }) {

@@ -9,7 +9,7 @@ fn operands() -> [OperandKind; 3] {
 
 #[test]
 fn every_shape_has_a_plan_that_fits_the_device() {
-    for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
+    for limits in [Limits::h200(), Limits::of(Arch::Sm90a, 114, 232_448), Limits::h200().restricted_to(24)] {
         for (groups, m, n, k) in
             [(4, 4096, 7168, 32768), (8, 7168, 2048, 32768), (1, 1, 1, 16), (1024, 64, 40, 0)]
         {

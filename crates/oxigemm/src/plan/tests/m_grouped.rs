@@ -28,7 +28,7 @@ fn fp8(shape: MGroupedShape) -> PlanRequest {
 
 #[test]
 fn every_shape_has_a_plan_that_fits_the_device() {
-    for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
+    for limits in [Limits::h200(), Limits::of(Arch::Sm90a, 114, 232_448), Limits::h200().restricted_to(24)] {
         for (shape, operands) in
             shapes().flat_map(|shape| [OperandKind::FP8, nt(Half::Bf16)].map(|operands| (shape, operands)))
         {

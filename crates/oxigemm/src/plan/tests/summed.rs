@@ -8,7 +8,7 @@ fn request(operands: OperandKind, gemm: GemmShape, batch: u32) -> PlanRequest {
 
 #[test]
 fn every_shape_has_a_plan() {
-    for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
+    for limits in [Limits::h200(), Limits::of(Arch::Sm90a, 114, 232_448), Limits::h200().restricted_to(24)] {
         for (m, n, k) in [(1, 1, 64), (128, 384, 1 << 20), (4096, 7168, 8192), (70, 33, 192)] {
             let request = request(nt(Half::F16), GemmShape { m, n, k }, 1);
             let plan = plan(&request, &limits).expect("there is one");
