@@ -49,7 +49,7 @@ fn main() -> Result<(), String> {
         let outcome = oxigemm_oracle::check(&kernel, &schedules, 1);
         all += 1;
         right += usize::from(outcome.is_ok());
-        let note = outcome.map_or_else(|failure| format!("FAILED, {failure}"), |note| note);
+        let note = outcome.unwrap_or_else(|failure| format!("FAILED, {failure}"));
         println!("{}: {note} ({:.1} s)", kernel.name, started.elapsed().as_secs_f64());
     }
     println!("{right} of {all}");

@@ -127,12 +127,13 @@ fn swizzled_sources_follow_the_pattern() {
                 + &columns(if span == 32 && first > 0 { 4 } else { 8 })
                 + &free(32);
             let out = run(&body, &words, FOUR_WARPS);
-            for lane in 0..128 {
-                for column in 0..if span == 32 && first > 0 { 4 } else { 8 } {
+            for (lane, row) in out.iter().enumerate().take(128) {
+                let width = if span == 32 && first > 0 { 4 } else { 8 };
+                for (column, word) in row.iter().enumerate().take(width) {
                     let piece = first / 16 + column / 4;
                     let moved = piece ^ (lane / alike % (span / 16 / unit) * unit);
                     let byte = lane / 8 * stride + lane % 8 * span + moved * 16 + column % 4 * 4;
-                    assert_eq!(out[lane][column], words[byte / 4], "{mode}: lane {lane}, column {column}");
+                    assert_eq!(*word, words[byte / 4], "{mode}: lane {lane}, column {column}");
                 }
             }
         }
@@ -154,12 +155,12 @@ fn packed_elements_become_bytes() {
             + &columns(4)
             + &free(32);
         let out = run(&body, &words, FOUR_WARPS);
-        for lane in 0..128usize {
+        for (lane, got) in out.iter().enumerate().take(128) {
             let row = lane % rows;
             let bit = |i: u32| words[row * 4 + i as usize / 32] >> (i % 32) & 1;
             for element in 0..16u32 {
                 let code = (0..bits).fold(0, |c, b| c | bit(element * bits + b) << b) << shift;
-                let byte = out[lane][element as usize / 4] >> (element % 4 * 8) & 0xff;
+                let byte = got[element as usize / 4] >> (element % 4 * 8) & 0xff;
                 assert_eq!(byte, code, "{form}: lane {lane}, element {element}");
             }
         }

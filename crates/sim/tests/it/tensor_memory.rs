@@ -171,7 +171,7 @@ fn packing_takes_the_low_halves_of_two_columns() {
     );
     let out = run(&body, &[0], FOUR_WARPS);
     for (t, words) in out.iter().enumerate() {
-        let word = |lane: u32, column: u32| lane * 1024 + column & 0xffff;
+        let word = |lane: u32, column: u32| (lane * 1024 + column) & 0xffff;
         let pair = |lane: u32, column: u32| word(lane, column) | word(lane, column + 1) << 16;
         let t = t as u32;
         let (lane, thread) = (t / 32 * 32, t % 32);
