@@ -190,7 +190,7 @@ fn a_sweep_is_replayed_without_a_gpu() {
 fn bad_arguments_are_one_clear_sentence() {
     let gemm = |extra: &[&'static str]| [&["gemm", "-m", "1", "-n", "1", "-k", "1"], extra].concat();
     for (arguments, words) in [
-        (gemm(&["--device", "sim:late"]), "expected eager, lazy or the seed"),
+        (gemm(&["--device", "sim:late"]), "eager, lazy or the seed"),
         (gemm(&["--device", "tpu"]), "expected auto, cpu, sim, cuda or cuda:N"),
         (gemm(&["--device", "cuda:x"]), "the number of a GPU"),
         (gemm(&["--d-type", "e4m3"]), "expected bf16, f16 or f32"),
