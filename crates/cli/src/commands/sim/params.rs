@@ -50,8 +50,8 @@ fn find<'a>(name: &str, buffers: &'a [Buffer]) -> Result<&'a Buffer, String> {
 /// Reads a parameter: an object with one key, and with an offset for a buffer.
 pub fn parameter(spec: &Map<String, Value>, buffers: &[Buffer]) -> Result<Param, String> {
     let others = |name: &str| spec.keys().find(|key| *key != name && !(name == "buffer" && *key == "offset"));
-    let scalar = spec.iter().find(|(key, _)| *key != "offset");
-    let (kind, value) = match (spec.get("buffer"), spec.get("tensor_map"), scalar) {
+    let first = spec.iter().find(|(key, _)| *key != "offset");
+    let (kind, value) = match (spec.get("buffer"), spec.get("tensor_map"), first) {
         (Some(value), ..) => ("buffer", value),
         (_, Some(value), _) => ("tensor_map", value),
         (.., Some((kind, value))) => (kind.as_str(), value),
