@@ -372,7 +372,8 @@ fn tensor_memory_and_its_products() {
                 Kind::Mxf4(BlockScale::Ue8m0Of32),
                 Kind::Mxf4(BlockScale::Ue4m3Of16),
             ] {
-                let i = Instruction::new(kind, OutputType::F32, rows, 128).scale_bytes(2, 2);
+                let first = if kind.scales() < 4 { 2 } else { 0 };
+                let i = Instruction::new(kind, OutputType::F32, rows, 128).scale_bytes(first, first);
                 k.tcgen05_mma_scaled(group, &i, d, MatrixA::Shared(a), b, scales, no);
             }
             k.tcgen05_commit(group, done);
@@ -425,4 +426,10 @@ fn impossible_products_of_tensor_memory_are_refused() {
     assert!(error(CtaGroup::One, new(Kind::Bf16, OutputType::F16, 128, 16)).contains("no FP16 accumulator"));
     let scaled = new(Kind::Mxf4(BlockScale::Ue8m0Of32), f32, 128, 16);
     assert!(error(CtaGroup::One, scaled).contains("tcgen05_mma_scaled"));
+    assert!(error(CtaGroup::One, new(Kind::Bf16, f32, 128, 16).scale_bytes(1, 0)).contains("not at 1 and 0"));
+    let k = &Kernel::new("wrong", Target::Sm100a);
+    let (b, d) = (Descriptor::k_major(k.dynamic_shared(), Swizzle::B128), TensorMemory::at(k.param("d")));
+    let (i, scales) = (scaled.scale_bytes(1, 0), Scales { a: d, b: d });
+    k.tcgen05_mma_scaled(CtaGroup::One, &i, d, MatrixA::Shared(b), b, scales, k.constant(false));
+    assert!(k.finish().expect_err("wrong").to_string().contains("[0, 2], not at 1 and 0"));
 }

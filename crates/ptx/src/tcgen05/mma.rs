@@ -117,7 +117,7 @@ pub enum OutputType {
     F16,
 }
 
-/// Which byte of a column holds the scales of an instruction, for kinds with fewer than four of them a row.
+/// First byte of a column that holds the scales of an instruction, for kinds with fewer than four of them a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ScaleBytes {
     /// For A.
@@ -202,6 +202,18 @@ impl Instruction {
         if !n.is_multiple_of(step) || n == 0 || n > 256 {
             return Some(format!(
                 "{m} rows of {group} have {step} to 256 columns in steps of {step}, not {n}"
+            ));
+        }
+        let ScaleBytes { a, b } = self.scale_bytes;
+        let places: &[u32] = match kind.scales() {
+            1 => &[0, 1, 2, 3],
+            2 => &[0, 2],
+            _ => &[0],
+        };
+        if !places.contains(&a) || !places.contains(&b) {
+            return Some(format!(
+                "{} has its scales at one of the bytes {places:?}, not at {a} and {b}",
+                kind.name()
             ));
         }
         let plain = matches!(self.majors, (Major::K, Major::K));

@@ -3,6 +3,7 @@
 use super::Scope;
 use super::view::get;
 use super::{Event, Hazards, Proxy, Unit};
+use std::collections::HashMap;
 
 /// What the shadow memory adds to an event: the lane that stands for it, and when its lanes were in step.
 #[derive(Clone, Copy, Debug)]
@@ -90,32 +91,39 @@ impl Shadow {
         }
     }
 
-    /// Drops events and read sets that no cell refers to.
     fn compact(&mut self) {
-        let mut events = vec![self.events[0]];
-        let mut sets = vec![Vec::new()];
-        let mut new_event = std::collections::HashMap::new();
-        let mut new_set = std::collections::HashMap::new();
-        let mut keep = |old: u32, events: &mut Vec<Recorded>| {
-            *new_event.entry(old).or_insert_with(|| {
-                events.push(self.events[old as usize]);
-                events.len() as u32 - 1
-            })
-        };
-        for cell in self.cells.iter_mut().flatten() {
-            if cell.write != 0 {
-                cell.write = keep(cell.write, &mut events);
-            }
-            if cell.reads != 0 {
-                cell.reads = *new_set.entry(cell.reads).or_insert_with(|| {
-                    sets.push(self.sets[cell.reads as usize].iter().map(|e| keep(*e, &mut events)).collect());
-                    sets.len() as u32 - 1
-                });
-            }
-        }
-        self.events = events;
-        self.sets = sets;
+        let cells = self.cells.iter_mut().flatten().map(|cell| (&mut cell.write, &mut cell.reads));
+        compact(cells, &mut self.events, &mut self.sets);
     }
+}
+
+/// Drops events and read sets that no cell refers to. Cells have the number of their last write and of the set of reads since;
+/// number 0 of both lists stands for none.
+pub(super) fn compact<'c, E: Copy>(
+    cells: impl Iterator<Item = (&'c mut u32, &'c mut u32)>,
+    events: &mut Vec<E>,
+    sets: &mut Vec<Vec<u32>>,
+) {
+    let (mut kept, mut kept_sets) = (vec![events[0]], vec![Vec::new()]);
+    let (mut new_event, mut new_set) = (HashMap::new(), HashMap::new());
+    let mut keep = |old: u32, kept: &mut Vec<E>| {
+        *new_event.entry(old).or_insert_with(|| {
+            kept.push(events[old as usize]);
+            kept.len() as u32 - 1
+        })
+    };
+    for (write, reads) in cells {
+        if *write != 0 {
+            *write = keep(*write, &mut kept);
+        }
+        if *reads != 0 {
+            *reads = *new_set.entry(*reads).or_insert_with(|| {
+                kept_sets.push(sets[*reads as usize].iter().map(|e| keep(*e, &mut kept)).collect());
+                kept_sets.len() as u32 - 1
+            });
+        }
+    }
+    (*events, *sets) = (kept, kept_sets);
 }
 
 impl Hazards {

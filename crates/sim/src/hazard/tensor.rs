@@ -9,6 +9,7 @@
 //! the second must come after that of the first, in one warp by program order, between warps through
 //! `tcgen05.fence::before_thread_sync`, a synchronization and `tcgen05.fence::after_thread_sync`.
 
+use super::shadow::compact;
 use super::view::{get, join};
 use super::{Hazards, Scope, View};
 use std::collections::HashMap;
@@ -152,26 +153,8 @@ impl TensorShadow {
         if self.events.len() < COMPACT_AT && self.sets.len() < COMPACT_AT {
             return;
         }
-        let (mut events, mut sets) = (vec![self.events[0]], vec![Vec::new()]);
-        let (mut new_event, mut new_set) = (HashMap::new(), HashMap::new());
-        let mut keep = |old: u32, events: &mut Vec<TensorEvent>| {
-            *new_event.entry(old).or_insert_with(|| {
-                events.push(self.events[old as usize]);
-                events.len() as u32 - 1
-            })
-        };
-        for cell in self.cells.iter_mut().flatten() {
-            if cell.write != 0 {
-                cell.write = keep(cell.write, &mut events);
-            }
-            if cell.reads != 0 {
-                cell.reads = *new_set.entry(cell.reads).or_insert_with(|| {
-                    sets.push(self.sets[cell.reads as usize].iter().map(|e| keep(*e, &mut events)).collect());
-                    sets.len() as u32 - 1
-                });
-            }
-        }
-        (self.events, self.sets) = (events, sets);
+        let cells = self.cells.iter_mut().flatten().map(|cell| (&mut cell.write, &mut cell.reads));
+        compact(cells, &mut self.events, &mut self.sets);
     }
 }
 
