@@ -1,7 +1,7 @@
 //! Operand kinds: element types, majors and scale granularity of A and B.
 
 use crate::common::BLOCK_K;
-use crate::gemm::operand::f16::{self, Half, Major, Operands};
+use crate::gemm::operand::f16::{Half, Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
 use crate::gemm::params::{ScaleBlock, ScalesOfB};
 
@@ -12,10 +12,14 @@ pub enum ElementType {
     E4m3,
     /// FP8 with 5 bits of exponent.
     E5m2,
+    /// FP4, two to a byte.
+    E2m1,
     /// BF16.
     Bf16,
     /// FP16.
     F16,
+    /// FP32 that the tensor core rounds to TF32.
+    Tf32,
 }
 
 impl ElementType {
@@ -23,13 +27,39 @@ impl ElementType {
         if e5m2 { ElementType::E5m2 } else { ElementType::E4m3 }
     }
 
-    /// Bytes of an element.
-    pub const fn bytes(self) -> u32 {
+    /// Bits of an element in memory.
+    pub const fn bits(self) -> u32 {
         match self {
-            ElementType::E4m3 | ElementType::E5m2 => 1,
-            ElementType::Bf16 | ElementType::F16 => 2,
+            ElementType::E2m1 => 4,
+            ElementType::E4m3 | ElementType::E5m2 => 8,
+            ElementType::Bf16 | ElementType::F16 => 16,
+            ElementType::Tf32 => 32,
         }
     }
+
+    /// Its part of a kernel's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ElementType::E4m3 => "e4m3",
+            ElementType::E5m2 => "e5m2",
+            ElementType::E2m1 => "e2m1",
+            ElementType::Bf16 => "bf16",
+            ElementType::F16 => "fp16",
+            ElementType::Tf32 => "tf32",
+        }
+    }
+}
+
+/// How a scale is encoded where a kernel reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleType {
+    /// FP32, which a kernel multiplies sums with.
+    #[default]
+    F32,
+    /// Powers of two in a byte, four of a row to a 32-bit word: the tensor core applies them.
+    Ue8m0,
+    /// Unsigned E4M3, four of a row to a 32-bit word: the tensor core applies them.
+    Ue4m3,
 }
 
 /// One operand: its element type and its contiguous dimension.
@@ -65,6 +95,8 @@ pub struct OperandKind {
     pub scales: Option<ScalesOfB>,
     /// Elements of K that share a scale, and rows of B where its scales are blocks.
     pub scale_block: ScaleBlock,
+    /// Encoding of the scales.
+    pub scale_type: ScaleType,
 }
 
 impl OperandKind {
@@ -80,7 +112,23 @@ impl OperandKind {
 
     const fn fp8([a, b]: [ElementType; 2], scales: ScalesOfB) -> OperandKind {
         let (a, b) = (Operand::k_major(a), Operand::k_major(b));
-        OperandKind { a, b, scales: Some(scales), scale_block: ScaleBlock::Of128 }
+        let (scale_block, scale_type) = (ScaleBlock::Of128, ScaleType::F32);
+        OperandKind { a, b, scales: Some(scales), scale_block, scale_type }
+    }
+
+    /// Operands whose scales the tensor core applies: MXFP8, MXFP4, FP8 with 128-wide UE8M0 scales and mixes of them, or
+    /// NVFP4 where the scales are of 16. Scales are for each row, unless they are blocks of B.
+    pub const fn block_scaled(
+        [a, b]: [ElementType; 2],
+        scales: ScalesOfB,
+        scale_block: ScaleBlock,
+    ) -> OperandKind {
+        let (a, b) = (Operand::k_major(a), Operand::k_major(b));
+        let scale_type = match scale_block {
+            ScaleBlock::Of16 => ScaleType::Ue4m3,
+            ScaleBlock::Of32 | ScaleBlock::Of128 => ScaleType::Ue8m0,
+        };
+        OperandKind { a, b, scales: Some(scales), scale_block, scale_type }
     }
 
     const fn with_scales_of_32(self) -> OperandKind {
@@ -104,6 +152,7 @@ impl OperandKind {
             b: Operand { element, major: operands.b },
             scales: None,
             scale_block: ScaleBlock::Of128,
+            scale_type: ScaleType::F32,
         }
     }
 
@@ -112,7 +161,7 @@ impl OperandKind {
         let element = match self.a.element {
             ElementType::Bf16 => Half::Bf16,
             ElementType::F16 => Half::F16,
-            ElementType::E4m3 | ElementType::E5m2 => return None,
+            ElementType::E4m3 | ElementType::E5m2 | ElementType::E2m1 | ElementType::Tf32 => return None,
         };
         Some(Operands { element, a: self.a.major, b: self.b.major })
     }
@@ -122,19 +171,25 @@ impl OperandKind {
         E5m2::of([self.a, self.b].map(|operand| operand.element == ElementType::E5m2))
     }
 
-    /// Elements of K in one stage.
+    /// Elements of K in one stage: 128 bytes of the wider operand.
     pub const fn block_k(self) -> u32 {
-        if self.is_fp8() { BLOCK_K } else { f16::BLOCK_K }
+        let (a, b) = (self.a.element.bits(), self.b.element.bits());
+        BLOCK_K * 8 / if a > b { a } else { b }
     }
 
-    /// Bytes of an element of A or B.
+    /// Bytes of an element of A, where it has whole ones.
     pub const fn element_bytes(self) -> u32 {
-        self.a.element.bytes()
+        self.a.element.bits().div_ceil(8)
     }
 
-    /// Whether both operands are FP8.
+    /// Whether the operands are of at most 8 bits, with scales.
     pub const fn is_fp8(self) -> bool {
-        self.element_bytes() == 1
+        self.a.element.bits() <= 8
+    }
+
+    /// Whether the tensor core applies the scales.
+    pub const fn is_block_scaled(self) -> bool {
+        self.has_scales() && !matches!(self.scale_type, ScaleType::F32)
     }
 
     /// Whether the operands have scales.
@@ -144,17 +199,17 @@ impl OperandKind {
 
     /// Whether both operands have 1x128 scales.
     pub fn is_1d1d(self) -> bool {
-        self.scales == Some(ScalesOfB::Rows) && !self.has_scales_of_32()
+        self.scales == Some(ScalesOfB::Rows) && !self.has_scales_of_32() && !self.is_block_scaled()
     }
 
     /// Whether the operands have scales for 32 elements of K.
     pub const fn has_scales_of_32(self) -> bool {
-        self.has_scales() && matches!(self.scale_block, ScaleBlock::Of32)
+        self.has_scales() && matches!((self.scale_block, self.scale_type), (ScaleBlock::Of32, ScaleType::F32))
     }
 
     /// Whether TMA may load scales: 1x128 of A, 128x128 of B. Warps load others.
     pub fn scales_by_tma(self) -> bool {
-        self.scales == Some(ScalesOfB::Blocks) && !self.has_scales_of_32()
+        self.scales == Some(ScalesOfB::Blocks) && !self.has_scales_of_32() && !self.is_block_scaled()
     }
 
     /// Blocks of K that a kernel is told: those that share scales, or stages where there are none.

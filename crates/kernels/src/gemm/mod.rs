@@ -27,7 +27,7 @@ use std::ops::RangeInclusive;
 
 use crate::arch::Arch;
 use epilogue::fusion::Fusion;
-pub use kind::{ElementType, Operand, OperandKind};
+pub use kind::{ElementType, Operand, OperandKind, ScaleType};
 pub use launch::Launch;
 use oxigemm_ptx::{BuildError, Module};
 use scheduler::k_grouped;

@@ -66,7 +66,10 @@ impl Draw {
     /// A dense case of operands with scales, K-major.
     pub fn scaled(&mut self, types: OperandTypes) -> GemmCase {
         let (sfa, sfb) = (self.of(&ORDERS), self.of(&ORDERS));
-        GemmCase { sfa, sfb, ..self.dense(types, GemmLayout::Nt) }
+        let case = self.dense(types, GemmLayout::Nt);
+        // A K of at most 32 has one scale, be it of 32 or of 128: that is a GEMM of other kernels.
+        let of_32 = types.scale_blocks.is_some_and(|[[_, k], _]| k == 32);
+        GemmCase { sfa, sfb, k: if of_32 { case.k.max(33) } else { case.k }, ..case }
     }
 
     /// A dense case of some operands and layout.

@@ -32,6 +32,8 @@ pub enum ScaleBlock {
     Of128,
     /// 1x32 and 32x32 scales: those of MXFP8.
     Of32,
+    /// 1x16 scales: those of NVFP4.
+    Of16,
 }
 
 impl ScaleBlock {
@@ -40,6 +42,7 @@ impl ScaleBlock {
         match self {
             ScaleBlock::Of128 => BLOCK_K,
             ScaleBlock::Of32 => SCALE_K,
+            ScaleBlock::Of16 => 16,
         }
     }
 }

@@ -322,6 +322,7 @@ impl GemmDesc {
         let of_a = match block {
             ScaleBlock::Of128 => "one per row of `a` and 128 of K",
             ScaleBlock::Of32 => "one per row of `a` and 32 of K",
+            ScaleBlock::Of16 => "one per row of `a` and 16 of K",
         };
         let sfa = sfa.expect_slab_scales(a_slabs, [slabs, m, blocks(k)], of_a)?;
         let dense = self.grouping == GroupingDesc::Dense;
@@ -335,6 +336,7 @@ impl GemmDesc {
             (ScaleBlock::Of128, true, None) => "one per 128 rows, or each row, of `b` and 128 of K",
             (ScaleBlock::Of128, true, Some(_)) => "one per 128 rows of `b` and 128 of K",
             (ScaleBlock::Of128, false, _) => "one per group, 128 rows of `b` and 128 of K",
+            (ScaleBlock::Of16, ..) => "one per row of `b` and 16 of K",
         };
         let sfb = sfb.expect_slab_scales(b_slabs, [count, along_n, blocks(k)], meaning)?;
         let scales = Some(if each_row { ScalesOfB::Rows } else { ScalesOfB::Blocks });

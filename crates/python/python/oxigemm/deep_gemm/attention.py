@@ -121,7 +121,8 @@ def _mqa_logits(
         expected = "a bool (`clean_logits`) or an int (`max_seqlen_k`) in the sixth place"
         message = f"`max_seqlen_k` has the wrong type: expected {expected}, found {_found(places[0])}"
         raise ArgumentTypeError(message, "max_seqlen_k")
-    is_new = bool(places) and _is_integer(places[0])
+    # (Dynamo traces no `bool` of a tuple.)
+    is_new = len(places) > 0 and _is_integer(places[0])
     new_names = tuple(name for name in names if name in ("max_seqlen_k", "schedule_meta"))
     named = _merged(places, new_names if is_new else names, named)
     columns = _count("max_seqlen_k", 0 if named["max_seqlen_k"] is None else named["max_seqlen_k"])
