@@ -21,6 +21,8 @@ pub struct Launch {
     pub tile_a: u32,
     /// Rows of B in a TMA box; lines along K where B is N-major.
     pub tile_b: u32,
+    /// Rows of D in a TMA box.
+    pub tile_d: u32,
     /// Parts of B (gates and ups) of which a TMA box has so many rows; 0 where B is one matrix.
     pub parts_of_b: u32,
     /// Rows of A whose scales one TMA box has, where A has scales.

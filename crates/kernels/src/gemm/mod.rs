@@ -8,15 +8,18 @@
 //! | [`tensor_maps`] | [`MatrixMap`]: TMA descriptors as plain numbers |
 //! | [`launch`] | [`Launch`]: grid, cluster, shared memory and TMA boxes of a launch |
 //! | [`scheduler`], [`epilogue`], [`operand`], [`params`] | parts that kernels are written on |
-//! | [`sm90`] | the kernels for Hopper |
+//! | `persistent` | parameters and tile scheduler of persistent kernels |
+//! | [`sm90`], [`sm100`] | the kernels for Hopper and Blackwell |
 
 pub mod epilogue;
 pub mod kind;
 pub mod launch;
 pub mod operand;
 pub mod params;
+pub(crate) mod persistent;
 pub mod scheduler;
 pub mod shape;
+pub mod sm100;
 pub mod sm90;
 pub mod tensor_maps;
 pub mod transpose;
@@ -40,6 +43,8 @@ pub use tensor_maps::{MatrixMap, Outer};
 pub enum GemmKernel {
     /// A kernel for Hopper.
     Sm90(sm90::Kernel),
+    /// A kernel for Blackwell.
+    Sm100(sm100::Kernel),
 }
 
 /// Properties of a kernel that hosts and planners ask for; each kernel of each architecture implements it.
@@ -113,6 +118,12 @@ pub trait KernelSpec {
         false
     }
 
+    /// Whether the map of a grouped D has slabs, which are any number of elements apart. Else it is one matrix of the
+    /// rows of all slabs, which are whole rows apart.
+    fn maps_slabs_of_d(&self) -> bool {
+        true
+    }
+
     /// Passes over K in which a tile is computed if D is quantized.
     fn quantized_passes(&self) -> u32 {
         1
@@ -127,11 +138,11 @@ pub trait KernelSpec {
 impl GemmKernel {
     /// Every GEMM kernel of an architecture: no shape ever needs another.
     pub fn all(arch: Arch) -> impl Iterator<Item = GemmKernel> {
-        let sm90 = match arch {
-            Arch::Sm90a => Some(sm90::Kernel::all()),
-            Arch::Sm100a => None,
+        let (sm90, sm100) = match arch {
+            Arch::Sm90a => (Some(sm90::Kernel::all().map(GemmKernel::Sm90)), None),
+            Arch::Sm100a => (None, Some(sm100::Kernel::all().map(GemmKernel::Sm100))),
         };
-        sm90.into_iter().flatten().map(GemmKernel::Sm90)
+        sm90.into_iter().flatten().chain(sm100.into_iter().flatten())
     }
 
     /// The kernels of an architecture for plain dense GEMMs.
@@ -179,6 +190,7 @@ impl GemmKernel {
     pub const fn arch(&self) -> Arch {
         match self {
             GemmKernel::Sm90(_) => Arch::Sm90a,
+            GemmKernel::Sm100(_) => Arch::Sm100a,
         }
     }
 
@@ -186,6 +198,7 @@ impl GemmKernel {
     pub fn spec(&self) -> &dyn KernelSpec {
         match self {
             GemmKernel::Sm90(kernel) => kernel.spec(),
+            GemmKernel::Sm100(kernel) => kernel.spec(),
         }
     }
 

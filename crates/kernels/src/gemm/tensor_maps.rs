@@ -1,7 +1,7 @@
 //! Tensor maps of operands and D, as plain numbers: what TMA descriptors are encoded from.
 
 use crate::common::BLOCK_K;
-use crate::gemm::epilogue::Panels;
+use crate::gemm::epilogue::ROW_BYTES;
 use crate::gemm::launch::Launch;
 use crate::gemm::operand::f16::{self, Major};
 use crate::gemm::shape::GemmShape;
@@ -84,7 +84,6 @@ impl Launch {
 
     /// The map of a plain D, of elements of `size` bytes with 128-byte swizzle.
     pub fn map_d(&self, shape: GemmShape, pitch: u64, size: u32) -> MatrixMap {
-        let [rows, halves] = Panels::MAP_TILE;
-        MatrixMap::new([shape.n, shape.m], pitch, [halves * 2 / size, rows])
+        MatrixMap::new([shape.n, shape.m], pitch, [ROW_BYTES / size, self.tile_d])
     }
 }

@@ -62,12 +62,6 @@ impl PlanKey {
         }
     }
 
-    /// Whether it is a batched FP8 GEMM, whose kernels are others than those of m-grouped GEMMs.
-    fn is_fp8_batch(&self) -> bool {
-        let batch = self.problem.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
-        batch && self.problem.family == OperandKind::FP8
-    }
-
     fn grouped_shape(&self) -> Option<MGroupedShape> {
         let Problem { m, n, k, .. } = self.problem;
         let groups = self.problem.groups?;
@@ -191,6 +185,7 @@ impl Arguments {
         };
         let (sfa_strides, sfb_strides) = (sfa_strides(problem, blocks), sfb_strides(problem, blocks));
         let output = Output::new(problem, plan.config.tma_stores_f32());
+        let maps_slabs_of_d = plan.config.kernel.spec().maps_slabs_of_d();
         let mut maps = Maps::new(&launch, problem, blocks, &output);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
@@ -201,14 +196,14 @@ impl Arguments {
                 sfa.matrix = sfa.matrix.in_slabs(slabs, groups.sfa_slab.into());
             }
             let size = problem.d_type.size() as u32;
-            maps.d = maps.d.map(|d| match problem.family.is_fp8() {
+            maps.d = maps.d.map(|d| match maps_slabs_of_d {
+                true => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
                 // The rows of D are those of all slabs.
-                true if !key.is_fp8_batch() => {
+                false => {
                     let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
                     let all = GemmShape { m: rows, n: d.matrix.dims[0], ..shape };
                     Map { matrix: launch.map_d(all, problem.d_pitch, size), ..d }
                 }
-                _ => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
             });
             scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
             // No tensor map has slabs that lie in the same place.
@@ -261,7 +256,7 @@ impl Arguments {
         };
         let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
         let fused_groups = groups.and(fused).map(fused_group_args);
-        let groups = groups.map(|groups| grouped_args(groups, problem));
+        let groups = groups.map(|groups| grouped_args(groups, problem, maps_slabs_of_d));
         let (family, fused) = (problem.family, fused.map(fused_args));
         let stream_k =
             plan.config.is_stream_k().then_some(StreamKArgs { workspace: 0, split: launch.stream_k });
@@ -345,17 +340,13 @@ impl Arguments {
 }
 
 /// Arguments of a grouped GEMM, but for the address of the numbers.
-fn grouped_args(groups: &Groups, problem: &Problem) -> MGroupedArgs {
+fn grouped_args(groups: &Groups, problem: &Problem, maps_slabs_of_d: bool) -> MGroupedArgs {
     MGroupedArgs {
         layout: 0,
         kind: groups.layout as u32,
         groups: groups.count,
         alignment: groups.alignment,
-        d_slab: match groups.layout {
-            GroupLayout::All => groups.d_slab,
-            _ if problem.family.is_fp8() => groups.d_slab_rows(problem.d_pitch),
-            _ => groups.d_slab,
-        },
+        d_slab: if maps_slabs_of_d { groups.d_slab } else { groups.d_slab_rows(problem.d_pitch) },
         sfa_slab: groups.sfa_slab,
         sfb_group: groups.sfb_group,
     }

@@ -5,6 +5,7 @@
 //! | `mod.rs` | the entry points [`plan`](plan()) and [`rank`], [`PlanRequest`], [`Plan`] |
 //! | `cost.rs` | [`Cost`]: the form of the cost model |
 //! | `sm90/` | candidates and cost model for Hopper, fitted to an H200 |
+//! | `sm100/` | candidates and cost model for Blackwell, by figures of a B200 |
 //! | `k_order.rs` | [`KOrder`]: forward or serpentine K by family |
 //! | `name.rs` | [`name`] and [`parse`]: names of configurations |
 //! | `attention.rs` | [`MqaPlan`]: MQA logits |
@@ -31,6 +32,7 @@ mod attention;
 mod cost;
 mod k_order;
 mod name;
+mod sm100;
 mod sm90;
 
 use std::fmt;
@@ -401,7 +403,7 @@ pub fn rank(request: &PlanRequest, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
 fn candidates(request: &PlanRequest, limits: &Limits) -> Vec<GemmConfig> {
     match limits.arch {
         Arch::Sm90a => sm90::candidates(request, limits),
-        Arch::Sm100a => Vec::new(),
+        Arch::Sm100a => sm100::candidates(request, limits),
     }
 }
 
@@ -409,6 +411,7 @@ fn candidates(request: &PlanRequest, limits: &Limits) -> Vec<GemmConfig> {
 fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limits) -> Cost {
     match config.kernel {
         GemmKernel::Sm90(_) => sm90::estimate(config, request, limits),
+        GemmKernel::Sm100(_) => sm100::estimate(config, request, limits),
     }
 }
 

@@ -66,9 +66,9 @@ impl<'k> QuantizedOutput<'k, '_> {
                 k.barrier_sync(self.warpgroup + 1, WARPGROUP);
             }
             let panels = panels();
-            panels.iter().zip(&values).for_each(|(panel, values)| self.stage(panel, values));
+            panels.iter().zip(&values).for_each(|(panel, values)| self.rows().stage(panel, values));
             let commit = || self.ring.commit(self.warpgroup, self.lane, parity);
-            let store_within = |end| panels.iter().for_each(|panel| self.store_within(panel, end));
+            let store_within = |end| panels.iter().for_each(|panel| self.rows().store_within(panel, end));
             match end {
                 None => commit(),
                 Some(end) if passes > 1 => {
@@ -113,8 +113,26 @@ impl<'k> QuantizedOutput<'k, '_> {
         m_subtiles.collect()
     }
 
+    fn rows(&self) -> QuantizedRows<'k, '_> {
+        let QuantizedOutput { k, params, output, warp, lane, .. } = *self;
+        QuantizedRows { k, params, output, warp, lane }
+    }
+}
+
+/// Rows of one of the four warps that hold 64 rows of a tile, in e4m3.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantizedRows<'k, 'p> {
+    pub k: &'k Kernel,
+    pub params: &'p EpilogueParams<'k>,
+    pub output: &'p OutputParams<'k>,
+    /// Which of the four warps.
+    pub warp: U32<'k>,
+    pub lane: U32<'k>,
+}
+
+impl<'k> QuantizedRows<'k, '_> {
     /// Stages 128 columns of the warp's rows in a panel, and stores their scales.
-    fn stage(&self, place: &Panels<'k>, values: &[F32<'k>]) {
+    pub fn stage(&self, place: &Panels<'k>, values: &[F32<'k>]) {
         let k = self.k;
         let row = self.lane >> 2;
         // Of two octets, an even lane stores a word of the first and an odd one of the second, so that each has a word:
@@ -158,7 +176,7 @@ impl<'k> QuantizedOutput<'k, '_> {
 
     /// Stores a warp's rows before `end` of a staged panel by its lanes, where TMA may not, because rows of another
     /// group follow. The warp has synchronized since it staged.
-    fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
+    pub fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
         let (k, p) = (self.k, self.output);
         k.if_(!place.is_before(end), || {
             let chunks = ROW_BYTES / 16;

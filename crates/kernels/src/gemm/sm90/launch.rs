@@ -2,6 +2,7 @@
 
 use super::scale_pipeline::loaded_blocks;
 use super::{f16_persistent, fp8_persistent, fp8_scales32, split_k};
+use crate::gemm::epilogue::Panels;
 use crate::gemm::params::{PersistentTuning, ScaleLayout, SplitKTuning};
 use crate::gemm::scheduler::dynamic;
 use crate::gemm::scheduler::m_grouped::Grouping;
@@ -65,6 +66,7 @@ impl Raster {
             threads: self.config.threads(),
             shared_bytes: self.config.shared_bytes(),
             cluster,
+            tile_d: Panels::MAP_TILE[0],
             tuning: PersistentTuning {
                 cluster_m,
                 cluster_n,
@@ -170,6 +172,7 @@ fn split_k_grid(config: &GemmConfig, shape: GemmShape) -> Launch {
         threads: config.threads(),
         shared_bytes: config.shared_bytes(),
         cluster: config.split_k,
+        tile_d: Panels::MAP_TILE[0],
         tuning: SplitKTuning {
             stages: config.stages,
             stream_b_once: u32::from(m_tiles == 1),

@@ -99,6 +99,10 @@ impl KernelSpec for fp8_persistent::Config {
         self.d_in_slabs
     }
 
+    fn maps_slabs_of_d(&self) -> bool {
+        self.d_in_slabs
+    }
+
     fn is_stream_k(&self) -> bool {
         self.stream_k
     }
@@ -170,6 +174,10 @@ impl KernelSpec for fp8_scales32::Config {
 
     fn tma_stores_f32(&self) -> bool {
         self.tma_stores_f32()
+    }
+
+    fn maps_slabs_of_d(&self) -> bool {
+        false
     }
 }
 

@@ -45,7 +45,7 @@ impl Persistent {
         let (types, layout) = operands_of(&kernel);
         let fp8 = match kernel {
             GemmKernel::Sm90(sm90::Kernel::Fp8Persistent(config)) => Some(config),
-            GemmKernel::Sm90(_) => None,
+            GemmKernel::Sm90(_) | GemmKernel::Sm100(_) => None,
         };
         let stages = *kernel.stages().start() as usize;
         let (depth, short) = match &fp8 {

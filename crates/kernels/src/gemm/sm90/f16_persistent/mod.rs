@@ -17,9 +17,10 @@ mod mainloop;
 mod producer;
 
 use crate::gemm::operand::f16::Major;
+use crate::gemm::persistent::PersistentParams;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileMessage;
-use crate::gemm::sm90::roles::{PersistentBlock, PersistentParams, Role};
+use crate::gemm::sm90::roles::{PersistentBlock, Role};
 use crate::gemm::sm90::warpgroups::{MATH_REGISTERS, MATH_WARPS, PRODUCER_REGISTERS};
 pub use config::Config;
 use config::SharedMap;

@@ -8,11 +8,11 @@ use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
 use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
 use crate::gemm::operand::fp8::{self, E5m2};
 use crate::gemm::params::ScalesOfB;
+use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::dynamic::DynamicScheduler;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::stream_k::{StreamK, UNIT};
 use crate::gemm::sm90::dynamic_tensor_maps::DynamicTensorMaps;
-use crate::gemm::sm90::roles::{KRanges, PersistentShape};
 use crate::gemm::sm90::scale_pipeline::{ScalePipeline, ScaleShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{

@@ -6,9 +6,9 @@ use crate::gemm::epilogue::PANEL_BYTES;
 use crate::gemm::operand::fp8::SCALE_K;
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::params::ScalesOfB;
+use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileMessage;
-use crate::gemm::sm90::roles::{KRanges, PersistentShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{
     ConsumerTile, MATH_REGISTERS, MATH_WARPGROUPS, PRODUCER_REGISTERS, THREADS,

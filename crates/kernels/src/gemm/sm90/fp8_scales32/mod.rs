@@ -20,9 +20,10 @@ mod producer;
 mod scales;
 
 use crate::common::BLOCK_K;
+use crate::gemm::persistent::PersistentParams;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileMessage;
-use crate::gemm::sm90::roles::{PersistentBlock, PersistentParams, Role};
+use crate::gemm::sm90::roles::{PersistentBlock, Role};
 use crate::gemm::sm90::warpgroups::MATH_WARPS;
 pub use config::Config;
 use config::{STEPS, SharedMap};

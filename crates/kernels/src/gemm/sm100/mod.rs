@@ -1,0 +1,15 @@
+//! GEMM kernels for Blackwell: TMA, `tcgen05`, tensor memory, CTA pairs.
+//!
+//! [`Kernel`] is the closed set, `tiles` lists it, `spec` and `launch` answer for its members.
+//!
+//! | folder | kernel |
+//! |---|---|
+//! | [`persistent`] | persistent, warp-specialized: every operand type, dense and m-grouped |
+
+mod launch;
+mod operand;
+pub mod persistent;
+mod spec;
+mod tiles;
+
+pub use spec::Kernel;
