@@ -1,33 +1,102 @@
 //! Tiles and stages of the Blackwell kernels: the closed set.
+//!
+//! A pair's tile has 256 rows, a single CTA's 128. Two accumulators and the scales of a stage share the 512 columns of
+//! tensor memory: tiles of operands with scales that have more than 224 columns have one accumulator.
 
 use super::{Kernel, persistent};
 use crate::gemm::epilogue::fusion::Fusion;
-use crate::gemm::kind::OperandKind;
-use crate::gemm::operand::f16::Operands;
+use crate::gemm::kind::{ElementType, OperandKind};
+use crate::gemm::operand::f16::{Major, Operands};
+use crate::gemm::params::{ScaleBlock, ScalesOfB};
 use crate::gemm::scheduler::m_grouped::Grouping;
 
 /// Columns of a tile, whether a pair computes it, and pipeline stages.
 type Tile = (u32, bool, u32);
 
-/// 16-bit operands, dense, every layout.
-const F16: &[Tile] = &[(256, true, 6), (128, true, 8), (128, false, 6)];
+/// 16-bit operands: every layout, and K-major operands alone.
+const F16: &[Tile] = &[(256, true, 6), (128, true, 8)];
+const F16_NT: &[Tile] = &[(128, false, 6), (64, false, 8)];
+/// 16-bit operands, m-grouped: a K-major A.
+const F16_M_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
+/// 16-bit operands with a fused epilogue: 128 columns of D share a scale where it is quantized.
+const F16_FUSED: &[Tile] = &[(256, true, 5), (128, false, 5)];
+const F16_GATED: &[Tile] = &[(256, true, 5), (256, false, 4)];
 
-fn persistent(operands: OperandKind, tiles: &[Tile]) -> impl Iterator<Item = Kernel> {
+/// Operands with scales: dense, and m-grouped.
+const SCALED: &[Tile] = &[(224, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
+const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
+/// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator, and there is one only.
+const SCALED_FUSED: &[Tile] = &[(128, true, 6), (128, false, 5)];
+const SCALED_GATED: &[Tile] = &[(256, true, 5)];
+
+/// Operands whose scales the tensor core applies.
+fn scaled() -> impl Iterator<Item = OperandKind> {
+    use ElementType::{E2m1, E4m3};
+    let of_32 = [[E4m3, E4m3], [E4m3, E2m1], [E2m1, E4m3], [E2m1, E2m1]];
+    let of_32 = of_32.map(|types| OperandKind::block_scaled(types, ScalesOfB::Rows, ScaleBlock::Of32));
+    let of_128 = [[E4m3, E4m3], [E4m3, E2m1]].into_iter().flat_map(|types| {
+        [ScalesOfB::Rows, ScalesOfB::Blocks]
+            .map(|scales| OperandKind::block_scaled(types, scales, ScaleBlock::Of128))
+    });
+    let nvfp4 = OperandKind::block_scaled([E2m1; 2], ScalesOfB::Rows, ScaleBlock::Of16);
+    of_32.into_iter().chain(of_128).chain([nvfp4])
+}
+
+/// What a list of tiles is for.
+type Form = (Grouping, Fusion);
+
+const DENSE: Form = (Grouping::Dense, Fusion::None);
+const M_GROUPED: Form = (Grouping::Rows, Fusion::None);
+const FUSED: Form = (Grouping::Dense, Fusion::Elementwise);
+const GATED: Form = (Grouping::Dense, Fusion::Gated);
+const FUSED_M_GROUPED: Form = (Grouping::Rows, Fusion::Elementwise);
+const GATED_M_GROUPED: Form = (Grouping::Rows, Fusion::Gated);
+
+fn persistent(
+    operands: OperandKind,
+    (grouping, fusion): Form,
+    tiles: &[Tile],
+) -> impl Iterator<Item = Kernel> {
     tiles.iter().map(move |&(block_n, pair, stages)| {
-        Kernel::Persistent(persistent::Config {
-            operands,
-            block_n,
-            pair,
-            stages,
-            grouping: Grouping::Dense,
-            fusion: Fusion::None,
-        })
+        Kernel::Persistent(persistent::Config { operands, block_n, pair, stages, grouping, fusion })
     })
+}
+
+/// Kernels of 16-bit operands.
+fn f16(operands: Operands) -> impl Iterator<Item = Kernel> {
+    let (kind, a_k, nt) = (
+        OperandKind::f16(operands),
+        operands.a == Major::K,
+        operands.a == Major::K && operands.b == Major::K,
+    );
+    let lists = [
+        (true, DENSE, F16),
+        (nt, DENSE, F16_NT),
+        (a_k, M_GROUPED, F16_M_GROUPED),
+        (nt, FUSED, F16_FUSED),
+        (nt, FUSED_M_GROUPED, F16_FUSED),
+        (nt, GATED, F16_GATED),
+        (nt, GATED_M_GROUPED, F16_GATED),
+    ];
+    lists.into_iter().filter(|list| list.0).flat_map(move |(_, form, tiles)| persistent(kind, form, tiles))
+}
+
+/// Kernels of operands with scales.
+fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
+    let lists = [
+        (DENSE, SCALED),
+        (M_GROUPED, SCALED_M_GROUPED),
+        (FUSED, SCALED_FUSED),
+        (FUSED_M_GROUPED, SCALED_FUSED),
+        (GATED, SCALED_GATED),
+        (GATED_M_GROUPED, SCALED_GATED),
+    ];
+    lists.into_iter().flat_map(move |(form, tiles)| persistent(operands, form, tiles))
 }
 
 impl Kernel {
     /// Every kernel for Blackwell: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        Operands::all().flat_map(|operands| persistent(OperandKind::f16(operands), F16))
+        Operands::all().flat_map(f16).chain(scaled().flat_map(block_scaled))
     }
 }

@@ -14,8 +14,6 @@ use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};
 pub const BLOCK_M: u32 = 128;
 /// Threads of a CTA: four warps for loads, MMAs and scales, and an epilogue warp for each quarter of the lanes.
 pub const THREADS: u32 = 256;
-/// Accumulators in tensor memory: the MMAs of a tile overlap the epilogue of the one before.
-pub(super) const ACCUMULATORS: u32 = 2;
 /// MMAs of a stage.
 pub(super) const STEPS: u32 = 4;
 /// Bytes of the scales of 128 rows: a word each.
@@ -135,15 +133,23 @@ impl Config {
         }
     }
 
+    /// Accumulators in tensor memory. With two, the MMAs of a tile overlap the epilogue of the one before.
+    pub fn accumulators(&self) -> u32 {
+        if 2 * self.block_n + self.columns_of_scales() <= TensorMemory::COLUMNS { 2 } else { 1 }
+    }
+
+    fn columns_of_scales(&self) -> u32 {
+        self.scaled_groups().iter().sum::<u32>() * self.scale_words() * SCALES_COLUMNS
+    }
+
     /// The first column of the scales in tensor memory, behind the accumulators.
     pub(super) fn scales_column(&self) -> u32 {
-        ACCUMULATORS * self.block_n
+        self.accumulators() * self.block_n
     }
 
     /// Columns of tensor memory that the kernel uses.
     pub fn used_columns(&self) -> u32 {
-        let scales = self.scaled_groups().iter().sum::<u32>() * self.scale_words() * SCALES_COLUMNS;
-        self.scales_column() + scales
+        self.scales_column() + self.columns_of_scales()
     }
 
     /// Columns of tensor memory that the kernel allocates.
@@ -180,7 +186,7 @@ impl SharedMap {
         let staging = layout.place(PANELS * BUFFERS * PANEL_BYTES, 1024);
         let scales = layout.place(cfg.stages * cfg.scale_bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
-        let accumulator_barriers = layout.place(Pipeline::barrier_bytes(ACCUMULATORS), 8);
+        let accumulator_barriers = layout.place(Pipeline::barrier_bytes(cfg.accumulators()), 8);
         let allocation = layout.place(8, 8);
         let bytes = layout.bytes();
         SharedMap { a, b, staging, scales, barriers, accumulator_barriers, allocation, groups: bytes, bytes }
@@ -196,6 +202,6 @@ impl SharedMap {
             k.name_shared("scales", self.scales, cfg.scale_bytes(), cfg.stages);
         }
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
-        Pipeline::name_barriers(k, ["computed", "written"], self.accumulator_barriers, ACCUMULATORS);
+        Pipeline::name_barriers(k, ["computed", "written"], self.accumulator_barriers, cfg.accumulators());
     }
 }

@@ -8,7 +8,9 @@ use super::config::BUFFERS;
 use super::{Block, EPILOGUE_WARP};
 use crate::gemm::epilogue::fp8_output::QuantizedRows;
 use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators, SCALED_COLUMNS};
-use crate::gemm::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput};
+use crate::gemm::epilogue::{
+    OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput,
+};
 use crate::gemm::scheduler::m_grouped::TileGroup;
 use crate::gemm::scheduler::tile::TileInfo;
 use oxigemm_ptx::tcgen05::TensorMemory;
@@ -81,11 +83,7 @@ impl<'k> Block<'k, '_> {
     }
 
     /// The next staging buffer of 64 rows, when TMA has read what this warp has staged there.
-    fn next_buffer(
-        &self,
-        quarter: U32<'k>,
-        buffer: Var<'k, u32>,
-    ) -> Shared<'k> {
+    fn next_buffer(&self, quarter: U32<'k>, buffer: Var<'k, u32>) -> Shared<'k> {
         let k = self.k;
         k.bulk_wait_read(BUFFERS - 1);
         k.sync_warp();

@@ -26,7 +26,7 @@ use crate::gemm::params::Params;
 use crate::gemm::persistent::PersistentParams;
 use crate::gemm::scheduler::TileScheduler;
 use crate::gemm::scheduler::m_grouped::MGroupedParams;
-use config::{ACCUMULATORS, SharedMap};
+use config::SharedMap;
 pub use config::{BLOCK_M, Config, THREADS};
 pub(super) use epilogue::ROWS as EPILOGUE_ROWS;
 use oxigemm_ptx::tcgen05::TensorMemory;
@@ -94,7 +94,10 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         scheduler,
         shared,
         pipe: Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages),
-        accumulators: Pipeline::new(k, shared.at(map.accumulator_barriers), ACCUMULATORS, ACCUMULATORS),
+        accumulators: {
+            let count = cfg.accumulators();
+            Pipeline::new(k, shared.at(map.accumulator_barriers), count, count)
+        },
         warp: k.warp_index(),
         lane: k.lane(),
         leader,
