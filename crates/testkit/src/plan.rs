@@ -79,12 +79,10 @@ pub(crate) fn accumulator_options(case: &GemmCase, last: &GemmOptions, device: &
     if !config.is_split_k() || config.split_k == 1 {
         return unsplit;
     }
-    let operands = match config.kernel.operands().as_f16() {
-        None => "fp8_split_k".to_owned(),
-        Some(operands) => format!("{}_split_k_nt", operands.element.name()),
-    };
-    let name = format!("{}_{operands}_64x64_k{}_s2", limits.arch.short_name(), config.split_k);
-    let plain = plan::parse(&name).expect("it is one of the set");
+    // Any plain split-K kernel for the same operands: all of them split K alike.
+    let is_plain = |kernel: &GemmKernel| kernel.is_split_k() && kernel.operands() == config.operands();
+    let mut plain = GemmKernel::dense(limits.arch).filter(is_plain).flat_map(GemmConfig::all);
+    let plain = plain.find(|plain| plain.split_k == config.split_k).expect("splits are the same for all");
     GemmOptions { config: Some(plain), ..Default::default() }
 }
 

@@ -1,8 +1,10 @@
 //! Launch geometry of the Blackwell kernels.
 
 use super::persistent::{self, EPILOGUE_ROWS};
+use super::split_k;
+use crate::gemm::epilogue::Panels;
 use crate::gemm::operand::gate_up::Fusion;
-use crate::gemm::params::PersistentTuning;
+use crate::gemm::params::{PersistentTuning, SplitKTuning};
 use crate::gemm::scheduler::order::Sweep;
 use crate::gemm::{GemmConfig, GemmShape, Launch};
 
@@ -33,6 +35,28 @@ pub(super) fn persistent(
         parts_of_b: if cfg.fusion == Fusion::Gated { 1 } else { 0 },
         tuning: PersistentTuning { cluster_m, cluster_n, raster_band, serpentine_k: 0 }.words(),
         forward_band: raster_band,
+        ..Launch::default()
+    }
+}
+
+/// The launch of the split-K kernel: a CTA for each tile and split.
+pub(super) fn split_k(cfg: &split_k::Config, config: &GemmConfig, shape: GemmShape) -> Launch {
+    let [tile_m, tile_n] = config.cluster_tile(1);
+    let m_tiles = shape.m.div_ceil(tile_m);
+    Launch {
+        grid: [shape.n.div_ceil(tile_n) * config.split_k, m_tiles],
+        threads: config.threads(),
+        shared_bytes: config.shared_bytes(),
+        cluster: config.split_k,
+        tile_a: cfg.tiles()[0].lines(),
+        tile_b: cfg.part_of_b().lines(),
+        tile_d: Panels::MAP_TILE[0],
+        tuning: SplitKTuning {
+            stages: config.stages,
+            stream_b_once: u32::from(m_tiles == 1),
+            slab_k_blocks: 0,
+        }
+        .words(),
         ..Launch::default()
     }
 }

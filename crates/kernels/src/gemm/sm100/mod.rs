@@ -5,11 +5,14 @@
 //! | folder | kernel |
 //! |---|---|
 //! | [`persistent`] | persistent, warp-specialized: every operand type, dense and m-grouped |
+//! | [`split_k`] | few rows: operands swapped, K split over a cluster |
 
 mod launch;
 mod operand;
 pub mod persistent;
+mod scales;
 mod spec;
+pub mod split_k;
 mod tiles;
 
 pub use spec::Kernel;

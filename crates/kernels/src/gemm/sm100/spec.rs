@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{launch, persistent};
+use super::{launch, persistent, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::{GemmConfig, GemmShape, KernelSpec, Launch, OperandKind};
@@ -13,6 +13,8 @@ use oxigemm_ptx::{BuildError, Module};
 pub enum Kernel {
     /// The persistent warp-specialized kernel.
     Persistent(persistent::Config),
+    /// The split-K kernel for small M.
+    SplitK(split_k::Config),
 }
 
 impl Kernel {
@@ -20,6 +22,7 @@ impl Kernel {
     pub fn spec(&self) -> &dyn KernelSpec {
         match self {
             Kernel::Persistent(config) => config,
+            Kernel::SplitK(config) => config,
         }
     }
 }
@@ -71,5 +74,62 @@ impl KernelSpec for persistent::Config {
 
     fn fusion(&self) -> Fusion {
         self.fusion
+    }
+}
+
+/// With fewer stages, loads and MMAs do not overlap.
+const MIN_STAGES: u32 = 2;
+
+impl KernelSpec for split_k::Config {
+    fn name(&self) -> String {
+        self.name()
+    }
+
+    fn build(&self) -> Result<Module, BuildError> {
+        self.build()
+    }
+
+    fn operands(&self) -> OperandKind {
+        self.operands
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m, self.rows_of_b()]
+    }
+
+    fn tile_columns(&self) -> u32 {
+        split_k::COLUMNS
+    }
+
+    fn threads(&self) -> u32 {
+        self.threads()
+    }
+
+    fn stages(&self) -> RangeInclusive<u32> {
+        MIN_STAGES..=split_k::MAX_STAGES
+    }
+
+    fn shared_bytes(&self, stages: u32) -> u32 {
+        self.shared_bytes(stages)
+    }
+
+    fn launch(&self, config: &GemmConfig, shape: GemmShape, _passes: u32, _concurrent: u32) -> Launch {
+        launch::split_k(self, config, shape)
+    }
+
+    fn splits(&self) -> &'static [u32] {
+        &split_k::SPLITS
+    }
+
+    fn is_split_k(&self) -> bool {
+        true
+    }
+
+    fn fusion(&self) -> Fusion {
+        self.fusion
+    }
+
+    fn is_summed(&self) -> bool {
+        self.summed
     }
 }

@@ -3,7 +3,7 @@
 //! A pair's tile has 256 rows, a single CTA's 128. Two accumulators and the scales of a stage share the 512 columns of
 //! tensor memory: tiles of operands with scales that have more than 224 columns have one accumulator.
 
-use super::{Kernel, persistent};
+use super::{Kernel, persistent, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::kind::{ElementType, OperandKind};
 use crate::gemm::operand::f16::{Major, Operands};
@@ -28,6 +28,22 @@ const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
 /// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator, and there is one only.
 const SCALED_FUSED: &[Tile] = &[(128, true, 6), (128, false, 5)];
 const SCALED_GATED: &[Tile] = &[(256, true, 5)];
+
+/// Rows of A of split-K kernels: plain, of an M-major A, with a fused epilogue, and where a batch is summed.
+const SPLIT_K: &[u32] = &[16, 32, 64, 128];
+const SPLIT_K_M_MAJOR: &[u32] = &[64, 128];
+const SPLIT_K_FUSED: &[u32] = &[16, 64];
+const SUMMED: &[u32] = &[64, 128];
+
+/// Split-K kernels.
+fn split_k(
+    operands: OperandKind,
+    fusion: Fusion,
+    summed: bool,
+    rows: &[u32],
+) -> impl Iterator<Item = Kernel> {
+    rows.iter().map(move |&block_m| Kernel::SplitK(split_k::Config { operands, block_m, summed, fusion }))
+}
 
 /// Operands whose scales the tensor core applies.
 fn scaled() -> impl Iterator<Item = OperandKind> {
@@ -78,7 +94,18 @@ fn f16(operands: Operands) -> impl Iterator<Item = Kernel> {
         (nt, GATED, F16_GATED),
         (nt, GATED_M_GROUPED, F16_GATED),
     ];
-    lists.into_iter().filter(|list| list.0).flat_map(move |(_, form, tiles)| persistent(kind, form, tiles))
+    let persistent = lists
+        .into_iter()
+        .filter(|list| list.0)
+        .flat_map(move |(_, form, tiles)| persistent(kind, form, tiles));
+    let few_rows = [
+        (true, Fusion::None, false, if a_k { SPLIT_K } else { SPLIT_K_M_MAJOR }),
+        (nt, Fusion::Elementwise, false, SPLIT_K_FUSED),
+        (nt, Fusion::Gated, false, SPLIT_K_FUSED),
+        (nt, Fusion::None, true, SUMMED),
+    ];
+    let few_rows = few_rows.into_iter().filter(|list| list.0);
+    persistent.chain(few_rows.flat_map(move |(_, fusion, summed, rows)| split_k(kind, fusion, summed, rows)))
 }
 
 /// Kernels of operands with scales.
@@ -91,7 +118,11 @@ fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
         (GATED, SCALED_GATED),
         (GATED_M_GROUPED, SCALED_GATED),
     ];
-    lists.into_iter().flat_map(move |(form, tiles)| persistent(operands, form, tiles))
+    let few_rows =
+        [(Fusion::None, SPLIT_K), (Fusion::Elementwise, SPLIT_K_FUSED), (Fusion::Gated, SPLIT_K_FUSED)];
+    let persistent = lists.into_iter().flat_map(move |(form, tiles)| persistent(operands, form, tiles));
+    persistent
+        .chain(few_rows.into_iter().flat_map(move |(fusion, rows)| split_k(operands, fusion, false, rows)))
 }
 
 impl Kernel {

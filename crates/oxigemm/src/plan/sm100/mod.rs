@@ -25,10 +25,35 @@ const START: f64 = 4.0;
 /// How far units overlap: see [`Cost::overlapped`](super::cost::Cost).
 const SHARPNESS: f64 = 4.0;
 
-/// Every configuration of a kernel that is made for the request.
+/// Exchange of the K splits of a cluster through distributed shared memory.
+const REDUCTION: f64 = 1.5;
+
+/// Every configuration of a kernel that is made for the request; of split-K kernels, with as many stages as fit and as K
+/// has blocks for.
 pub(super) fn candidates(request: &PlanRequest, limits: &Limits) -> Vec<GemmConfig> {
     let kernels = GemmKernel::all(limits.arch).filter(|kernel| request.is_for(kernel));
-    kernels.flat_map(GemmConfig::all).collect()
+    let k = request.shape.gemm(request.operands).k;
+    let of_kernel = |kernel: GemmKernel| -> Vec<GemmConfig> {
+        if !kernel.is_split_k() {
+            return GemmConfig::all(kernel).collect();
+        }
+        let deepest = |split_k: u32| {
+            let most = |stages: &u32| {
+                let config = GemmConfig { split_k, stages: *stages, ..GemmConfig::of(kernel) };
+                config.shared_bytes() <= limits.shared_per_block
+                    && (*stages == *kernel.stages().start()
+                        || *stages <= config.k_blocks(k).div_ceil(split_k).max(1))
+            };
+            kernel.stages().rev().find(most)
+        };
+        let splits = kernel.spec().splits().iter();
+        splits
+            .filter_map(|&split_k| {
+                Some(GemmConfig { split_k, stages: deepest(split_k)?, ..GemmConfig::of(kernel) })
+            })
+            .collect()
+    };
+    kernels.flat_map(of_kernel).collect()
 }
 
 /// The estimated time of a configuration: waves of clusters, each as long as its busiest unit.
@@ -44,15 +69,15 @@ pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limi
     let tiles = u64::from(shape.m.div_ceil(tile_m)) * u64::from(shape.n.div_ceil(tile_n)) * u64::from(groups);
     let clusters = u64::from(limits.clusters(config.cluster_blocks()));
     let waves = tiles.div_ceil(clusters.max(1)) as f64;
-    let k = f64::from(config.k_blocks(shape.k)) * f64::from(request.operands.block_k());
+    let blocks = config.k_blocks(shape.k).div_ceil(config.split_k);
+    let k = f64::from(blocks) * f64::from(request.operands.block_k());
     let [m, n] = [block_m, block_n].map(f64::from);
     let [bits_a, bits_b] = bits(request.operands);
-    let ctas = f64::from(config.cluster_blocks());
     // A CTA of a pair loads its own rows of A, and half of the rows of B.
-    let loaded = k * (m * bits_a + n / ctas * bits_b) / 8.0;
+    let loaded = k * (m * bits_a + n / f64::from(config.cluster[0]) * bits_b) / 8.0;
     let accumulators = f64::from(config.kernel.fusion().accumulators());
-    let parts = tiles as f64 * ctas;
-    Cost {
+    let parts = tiles as f64 * f64::from(config.cluster_blocks());
+    let cost = Cost {
         tensor: waves * m * n * k / (MACS_PER_CYCLE * 8.0 / bits_a.max(bits_b) * CYCLES),
         memory: memory_bytes(request.operands, shape, accumulators) * f64::from(groups) / MEMORY,
         l2: parts * loaded / L2,
@@ -62,7 +87,8 @@ pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limi
         start: START,
         us: 0.0,
     }
-    .overlapped(SHARPNESS)
+    .overlapped(SHARPNESS);
+    if config.split_k > 1 { cost.later(REDUCTION) } else { cost }
 }
 
 fn bits(operands: OperandKind) -> [f64; 2] {

@@ -7,6 +7,7 @@ use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::sm100::operand::{OperandTile, layout_name, mma_kind, operands_name, scale_words};
+use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS, GROUP_ROWS};
 use oxigemm_ptx::tcgen05::{CtaGroup, Instruction, Kind, OutputType, TensorMemory};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};
 
@@ -16,10 +17,6 @@ pub const BLOCK_M: u32 = 128;
 pub const THREADS: u32 = 256;
 /// MMAs of a stage.
 pub(super) const STEPS: u32 = 4;
-/// Bytes of the scales of 128 rows: a word each.
-pub(super) const SCALES_BYTES: u32 = 512;
-/// Columns of tensor memory that those take.
-pub(super) const SCALES_COLUMNS: u32 = 4;
 /// Staging buffers of an epilogue warp.
 pub(super) const BUFFERS: u32 = 2;
 /// Panels of 64 rows of a tile.
@@ -101,12 +98,12 @@ impl Config {
 
     /// Groups of 128 rows that have scales: those of a CTA's A, and all rows of B.
     pub(super) fn scaled_groups(&self) -> [u32; 2] {
-        [1, self.block_n.div_ceil(BLOCK_M)]
+        [1, self.block_n.div_ceil(GROUP_ROWS)]
     }
 
     /// Bytes of scales of a stage.
     pub(super) fn scale_bytes(&self) -> u32 {
-        self.scale_words() * self.scaled_groups().iter().sum::<u32>() * SCALES_BYTES
+        self.scale_words() * self.scaled_groups().iter().sum::<u32>() * GROUP_BYTES
     }
 
     /// Columns of D of a tile.
@@ -139,7 +136,7 @@ impl Config {
     }
 
     fn columns_of_scales(&self) -> u32 {
-        self.scaled_groups().iter().sum::<u32>() * self.scale_words() * SCALES_COLUMNS
+        self.scaled_groups().iter().sum::<u32>() * self.scale_words() * GROUP_COLUMNS
     }
 
     /// The first column of the scales in tensor memory, behind the accumulators.

@@ -78,7 +78,7 @@ impl<'k> Block<'k, '_> {
     }
 
     /// The warp's place in 64 rows, as `wgmma` numbers its warps: that of the `half`-th 16 of its rows.
-    fn virtual_warp(quarter: U32<'k>, half: u32) -> U32<'k> {
+    fn virtual_warp(quarter: U32<'k>, half: U32<'k>) -> U32<'k> {
         (quarter & 1) * 2 + half
     }
 
@@ -95,7 +95,7 @@ impl<'k> Block<'k, '_> {
 
     /// The accumulators of 16 rows and some columns of D from `column` of the tile on; with a gate, those of the gates and
     /// then those of the ups.
-    fn load(&self, part: &Part<'k>, half: u32, column: U32<'k>, columns: u32) -> Vec<Var<'k, f32>> {
+    fn load(&self, part: &Part<'k>, half: U32<'k>, column: U32<'k>, columns: u32) -> Vec<Var<'k, f32>> {
         let k = self.k;
         let rows = part.accumulator.lane(half * WARP_ROWS);
         let parts = (0..self.cfg.fusion.accumulators()).map(|nth| nth * self.cfg.tile_columns());
@@ -136,7 +136,7 @@ impl<'k> Block<'k, '_> {
                 warp: Self::virtual_warp(quarter, half),
                 lane,
             };
-            for half in 0..2 {
+            k.for_(0, 2, 1, |half| {
                 let accumulators = [self.load(part, half, column, COLUMNS)];
                 let values = self.finish(part, place.column, &accumulators);
                 k.if_else(
@@ -144,11 +144,11 @@ impl<'k> Block<'k, '_> {
                     || rows(half).stage(k, values[0]),
                     || WarpOutput::write_f32(k, &[(rows(half), values[0])]),
                 );
-            }
+            });
             k.if_(plain, || {
                 self.store(part, &place, quarter);
                 if part.group.is_some() {
-                    (0..2).for_each(|half| rows(half).store_within(k, COLUMNS));
+                    k.for_(0, 2, 1, |half| rows(half).store_within(k, COLUMNS));
                 }
             });
         });
@@ -168,15 +168,15 @@ impl<'k> Block<'k, '_> {
             let place = Panels { row: part.first[0], column: part.first[1] + column, staging };
             let rows =
                 |half| QuantizedRows { k, params, output, warp: Self::virtual_warp(quarter, half), lane };
-            for half in 0..2 {
+            k.for_(0, 2, 1, |half| {
                 let accumulators = [self.load(part, half, column, SCALED_COLUMNS)];
                 let values = self.finish(part, place.column, &accumulators);
                 let values: Vec<F32<'k>> = values[0].iter().map(|value| value.live()).collect();
                 rows(half).stage(&place, &values);
-            }
+            });
             self.store(part, &place, quarter);
             if let Some(group) = part.group {
-                (0..2).for_each(|half| rows(half).store_within(&place, group.end));
+                k.for_(0, 2, 1, |half| rows(half).store_within(&place, group.end));
             }
         });
     }

@@ -1,9 +1,9 @@
 //! MMA role of the persistent kernel: one thread multiplies.
 
 use super::Block;
-use super::config::{SCALES_BYTES, SCALES_COLUMNS, STEPS};
-use oxigemm_ptx::tcgen05::{CopyShape, MatrixA, Scales, TensorMemory};
-use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
+use super::config::STEPS;
+use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS, copy_groups};
+use oxigemm_ptx::tcgen05::{MatrixA, Scales, TensorMemory};
 use oxigemm_ptx::{MBarrier, U32};
 
 impl<'k> Block<'k, '_> {
@@ -45,7 +45,8 @@ impl<'k> Block<'k, '_> {
         let (kind, [a_tile, b_tile]) = (cfg.kind(), cfg.tiles());
         let [a, b] = self.stage(stage);
         let (a, b) = (a_tile.descriptor(a), b_tile.descriptor(b));
-        self.copy_scales(memory, stage);
+        let to = memory.column(cfg.scales_column());
+        copy_groups(cfg.group(), self.scales(stage), to, cfg.scale_bytes() / GROUP_BYTES);
         for step in 0..STEPS {
             let a = MatrixA::Shared(a.advance(a_tile.step_offset(step, kind.k())));
             let b = b.advance(b_tile.step_offset(step, kind.k()));
@@ -65,22 +66,8 @@ impl<'k> Block<'k, '_> {
     /// Where the scales of a word are in tensor memory.
     fn scale_columns(&self, memory: TensorMemory<'k>, word: u32) -> Scales<'k> {
         let [of_a, of_b] = self.cfg.scaled_groups();
-        let first = self.cfg.scales_column() + word * (of_a + of_b) * SCALES_COLUMNS;
-        Scales { a: memory.column(first), b: memory.column(first + of_a * SCALES_COLUMNS) }
-    }
-
-    /// Copies the scales of a stage to tensor memory, in order with the MMAs before and after.
-    fn copy_scales(&self, memory: TensorMemory<'k>, stage: U32<'k>) {
-        let cfg = self.cfg;
-        let from = self.scales(stage);
-        let groups = cfg.scale_bytes() / SCALES_BYTES;
-        for group in 0..groups {
-            let rows = from.at(group * SCALES_BYTES);
-            // 32 rows of 16 bytes, one after another.
-            let rows = Descriptor::new(rows, Swizzle::None, 16, 128);
-            let to = memory.column(cfg.scales_column() + group * SCALES_COLUMNS);
-            to.copy_from(cfg.group(), CopyShape::Scales, rows);
-        }
+        let first = self.cfg.scales_column() + word * (of_a + of_b) * GROUP_COLUMNS;
+        Scales { a: memory.column(first), b: memory.column(first + of_a * GROUP_COLUMNS) }
     }
 
     /// Arrives at a barrier, in both CTAs of a pair, when what this thread has issued is complete.

@@ -13,12 +13,12 @@ use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands};
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::params::Params;
-use crate::gemm::sm90::split_k::{KSplit, SplitKTile, TileOutput};
+use crate::gemm::split_k::{KSplit, SplitKTile, TileOutput};
 use oxigemm_ptx::tma::{Eviction, LoadOptions, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA};
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
 
-pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
+pub use crate::gemm::split_k::dsmem_reduce::SPLITS;
 
 /// Configuration that is compiled in. Shapes, strides, the K split, the number of stages and whether D is FP32 are
 /// run-time arguments.
@@ -117,7 +117,9 @@ impl Config {
     }
 
     fn shape(&self) -> SplitKTile {
-        SplitKTile { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
+        // Below 64 rows the operands are swapped.
+        let Config { block_m, block_n, fusion, .. } = *self;
+        SplitKTile { block_m, block_n, fusion, swapped: block_m < 64 }
     }
 
     /// Builds the kernel.
@@ -207,6 +209,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         area: tiles,
         warp,
         lane,
+        fragment_warp: None,
         fused,
     };
     output.run(|| block.consume());

@@ -12,10 +12,10 @@ use crate::gemm::operand::fp8::{self, E5m2, scale_group_start};
 use crate::gemm::operand::gate_up::{Fusion, GateUpRows};
 use crate::gemm::params::Params;
 use crate::gemm::scheduler::tile::TileView;
-pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
 use crate::gemm::sm90::mma::issue_stage;
 use crate::gemm::sm90::scale_pipeline::{ScaleConsumer, ScalePipeline, ScaleShape};
-use crate::gemm::sm90::split_k::{KSplit, SplitKTile, TileOutput};
+pub use crate::gemm::split_k::dsmem_reduce::SPLITS;
+use crate::gemm::split_k::{KSplit, SplitKTile, TileOutput};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
@@ -125,7 +125,9 @@ impl Config {
     }
 
     fn shape(&self) -> SplitKTile {
-        SplitKTile { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
+        // Below 64 rows the operands are swapped.
+        let Config { block_m, block_n, fusion, .. } = *self;
+        SplitKTile { block_m, block_n, fusion, swapped: block_m < 64 }
     }
 
     /// Builds the kernel.
@@ -222,6 +224,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         area: tiles,
         warp,
         lane,
+        fragment_warp: None,
         fused,
     };
     output.run(|| block.consume());
