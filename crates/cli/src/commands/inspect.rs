@@ -1,12 +1,15 @@
 //! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
 
+use oxigemm::Arch;
 use oxigemm::plan::{self, Cost, GemmConfig, Limits, Plan, PlanShape};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
+use oxigemm_kernels::gemm::TensorMemoryPart;
 use oxigemm_testkit::{Failure, GemmCase, Grouping, Op, plan as planner};
 use serde_json::{Value, json};
 
 use crate::cases::gemm::{GemmArgs, parse_choice};
+use crate::commands::prebuild::parse_arch;
 use crate::output::{Table, print_json, print_line};
 use crate::{Common, Outcome};
 
@@ -24,6 +27,9 @@ pub struct Args {
     /// Only batch-invariant plans: a row has the same bits whatever the number of rows.
     #[arg(long, conflicts_with = "choice")]
     batch_invariant: bool,
+    /// The architecture to plan for, where it is not the device's: sm_90a (an H200) or sm_100a (a B200).
+    #[arg(long, value_name = "ARCH", value_parser = parse_arch)]
+    arch: Option<Arch>,
     /// How many candidates to show.
     #[arg(long, default_value_t = 8)]
     top: usize,
@@ -53,7 +59,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if case.is_empty() || *k == 0 {
         return Err("nothing is multiplied: m, n, k and the sizes of groups must be at least 1".into());
     }
-    let (limits, device) = limits(common)?;
+    let (limits, device) = limits(common, args.arch)?;
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
     if let (Some(choice), Grouping::Dense | Grouping::Summed(_), None) =
         (args.choice, &case.grouping, case.epilogue)
@@ -99,13 +105,34 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     Ok(true)
 }
 
-/// Plans are made for the device, and for an H200 where there is no GPU.
-fn limits(common: &Common) -> Result<(Limits, String), Failure> {
+/// Plans are made for the device, and for a card of its architecture where it is no GPU.
+fn limits(common: &Common, arch: Option<Arch>) -> Result<(Limits, String), Failure> {
     let device = common.device()?;
-    Ok(match device.as_cuda() {
-        Some(cuda) => (*cuda.limits(), cuda.gpu().name().to_owned()),
-        None => (Limits::h200(), "an H200, as this is no GPU".to_owned()),
+    let own = device.limits().map_or(Arch::Sm90a, |limits| limits.arch);
+    if let Some(cuda) = device.as_cuda().filter(|_| arch.is_none_or(|arch| arch == own)) {
+        return Ok((*cuda.limits(), cuda.gpu().name().to_owned()));
+    }
+    Ok(match arch.unwrap_or(own) {
+        Arch::Sm90a => (Limits::h200(), "an H200, as this is no GPU".to_owned()),
+        Arch::Sm100a => (Limits::b200(), "a B200, as this is no GPU".to_owned()),
     })
+}
+
+/// Columns that a letter of a drawn map stands for.
+const COLUMNS_OF_A_LETTER: u32 = 8;
+
+/// Draws the columns of tensor memory: a line for each part, and where it lies.
+fn tensor_memory_map(parts: &[TensorMemoryPart]) -> Vec<String> {
+    let mut first = 0;
+    let line = |part: &TensorMemoryPart| {
+        let end = first + part.columns;
+        let [from, to] = [first / COLUMNS_OF_A_LETTER, end.div_ceil(COLUMNS_OF_A_LETTER)];
+        let (before, inside) = (" ".repeat(from as usize), "#".repeat((to - from) as usize));
+        let text = format!("{:<13} {first:>3} to {:>3}  |{before}{inside}", part.name, end - 1);
+        first = end;
+        text
+    };
+    parts.iter().map(line).collect()
 }
 
 impl Shown<'_> {
@@ -134,6 +161,9 @@ impl Shown<'_> {
                 "serpentine_k": launch.is_serpentine(),
                 "stream_k_tiles": launch.stream_k.tiles, "stream_k_peers": launch.stream_k.peers,
             },
+            "tensor_memory": plan.config.kernel.spec().tensor_memory().iter().map(|part| json!({
+                "name": part.name, "columns": part.columns,
+            })).collect::<Vec<_>>(),
             "candidates": ranking.iter().map(|(choice, estimate)| json!({
                 "choice": plan::name(choice), "estimate": cost(estimate),
             })).collect::<Vec<_>>(),
@@ -178,6 +208,11 @@ impl Shown<'_> {
                 launch.tuning
             ),
         );
+        for (nth, text) in
+            tensor_memory_map(&plan.config.kernel.spec().tensor_memory()).into_iter().enumerate()
+        {
+            line(if nth == 0 { "columns" } else { "" }, text);
+        }
         if launch.is_serpentine() {
             line("K order", "serpentine: every other tile of a CTA walks K backwards".to_owned());
         }
@@ -224,5 +259,24 @@ impl Shown<'_> {
             ]);
         }
         table.print();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxigemm_kernels::gemm::GemmKernel;
+
+    #[test]
+    fn tensor_memory_is_drawn_to_its_last_column() {
+        let part = |name, columns| TensorMemoryPart { name, columns };
+        let drawn = tensor_memory_map(&[part("accumulator 0", 64), part("scales of A", 4), part("free", 60)]);
+        assert_eq!(drawn[0], "accumulator 0   0 to  63  |########");
+        assert_eq!(drawn[1], "scales of A    64 to  67  |        #");
+        assert_eq!(drawn[2], "free           68 to 127  |        ########");
+        for kernel in GemmKernel::all(Arch::Sm100a) {
+            let columns: u32 = kernel.spec().tensor_memory().iter().map(|part| part.columns).sum();
+            assert!(columns.is_power_of_two() && (32..=512).contains(&columns), "{}", kernel.name());
+        }
     }
 }

@@ -82,7 +82,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
 }
 
 /// An architecture that has kernels.
-fn parse_arch(name: &str) -> Result<Arch, String> {
+pub(crate) fn parse_arch(name: &str) -> Result<Arch, String> {
     let known = || Arch::ALL.map(Arch::name).join(", ");
     let found = Arch::ALL.into_iter().find(|arch| arch.name() == name);
     found.ok_or_else(|| format!("no kernel is written for {name}: expected {}", known()))

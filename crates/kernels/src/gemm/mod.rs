@@ -49,6 +49,15 @@ pub enum GemmKernel {
     Sm100(sm100::Kernel),
 }
 
+/// Part of a kernel's tensor memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMemoryPart {
+    /// What lies there.
+    pub name: &'static str,
+    /// Its columns.
+    pub columns: u32,
+}
+
 /// Properties of a kernel that hosts and planners ask for; each kernel of each architecture implements it.
 pub trait KernelSpec {
     /// The name, unique in the closed set, which is also the name of the entry.
@@ -129,6 +138,11 @@ pub trait KernelSpec {
     /// Passes over K in which a tile is computed if D is quantized.
     fn quantized_passes(&self) -> u32 {
         1
+    }
+
+    /// What lies in tensor memory, in the order of its columns; nothing where the architecture has none.
+    fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
+        Vec::new()
     }
 
     /// Pipeline stages that a K takes, padding included.

@@ -3,6 +3,7 @@
 mod attention;
 mod batch_invariant;
 mod blackwell;
+mod blackwell_gemm;
 mod check;
 mod check_grouped;
 mod check_quantize;

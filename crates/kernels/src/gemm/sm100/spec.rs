@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use super::{launch, persistent, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::{GemmConfig, GemmShape, KernelSpec, Launch, OperandKind};
+use crate::gemm::{GemmConfig, GemmShape, KernelSpec, Launch, OperandKind, TensorMemoryPart};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A GEMM kernel for Blackwell.
@@ -75,6 +75,10 @@ impl KernelSpec for persistent::Config {
     fn fusion(&self) -> Fusion {
         self.fusion
     }
+
+    fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
+        self.tensor_memory()
+    }
 }
 
 /// With fewer stages, loads and MMAs do not overlap.
@@ -131,5 +135,9 @@ impl KernelSpec for split_k::Config {
 
     fn is_summed(&self) -> bool {
         self.summed
+    }
+
+    fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
+        self.tensor_memory()
     }
 }

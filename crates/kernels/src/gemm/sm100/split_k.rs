@@ -16,6 +16,7 @@
 
 use crate::common::WARP;
 use crate::common::pipeline::Pipeline;
+use crate::gemm::TensorMemoryPart;
 use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::kind::{ElementType, OperandKind};
 use crate::gemm::operand::f16::Half;
@@ -134,6 +135,25 @@ impl Config {
     fn shape(&self) -> SplitKTile {
         let (block_m, fusion) = (self.block_m, self.fusion);
         SplitKTile { block_m, block_n: self.rows_of_b(), fusion, swapped: true }
+    }
+
+    /// What lies in tensor memory, in the order of its columns.
+    pub fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
+        let part = |name, columns| TensorMemoryPart { name, columns };
+        let words = scale_words(self.operands) * GROUP_COLUMNS;
+        let accumulators: &[&str] = match self.fusion {
+            Fusion::Gated => &["gates", "ups"],
+            Fusion::None | Fusion::Elementwise => &["accumulator"],
+        };
+        let of_b = words * self.parts();
+        let of_a = words * self.scaled_groups() - of_b;
+        let used = self.scales_column() + of_a + of_b;
+        let parts = accumulators.iter().map(|name| part(name, self.block_m)).chain([
+            part("scales of B", of_b),
+            part("scales of A", of_a),
+            part("free", self.allocated_columns() - used),
+        ]);
+        parts.filter(|part| part.columns > 0).collect()
     }
 
     /// Builds the kernel.

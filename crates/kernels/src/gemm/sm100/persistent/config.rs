@@ -1,6 +1,7 @@
 //! Configuration of the persistent kernel, its shared-memory map and its tensor-memory map.
 
 use crate::common::pipeline::Pipeline;
+use crate::gemm::TensorMemoryPart;
 use crate::gemm::epilogue::PANEL_BYTES;
 use crate::gemm::kind::OperandKind;
 use crate::gemm::operand::gate_up::Fusion;
@@ -152,6 +153,17 @@ impl Config {
     /// Columns of tensor memory that the kernel allocates.
     pub fn allocated_columns(&self) -> u32 {
         self.used_columns().next_power_of_two().clamp(32, TensorMemory::COLUMNS)
+    }
+
+    /// What lies in tensor memory, in the order of its columns.
+    pub fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
+        let [of_a, of_b] = self.scaled_groups().map(|groups| groups * self.scale_words() * GROUP_COLUMNS);
+        let part = |name, columns| TensorMemoryPart { name, columns };
+        let accumulators = ["accumulator 0", "accumulator 1"].into_iter().take(self.accumulators() as usize);
+        let scales = [part("scales of A", of_a), part("scales of B", of_b)];
+        let free = part("free", self.allocated_columns() - self.used_columns());
+        let parts = accumulators.map(|name| part(name, self.block_n)).chain(scales).chain([free]);
+        parts.filter(|part| part.columns > 0).collect()
     }
 
     /// Builds the kernel.
