@@ -14,6 +14,7 @@ pub mod epilogue;
 pub mod kind;
 pub mod launch;
 pub mod operand;
+pub mod pack_scales;
 pub mod params;
 pub mod scheduler;
 pub mod shape;
