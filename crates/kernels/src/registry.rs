@@ -2,7 +2,7 @@
 
 use crate::arch::Arch;
 use crate::attention;
-use crate::gemm::{GemmKernel, transpose, transpose_k_grouped, unpack_scales};
+use crate::gemm::{GemmKernel, pack_scales, transpose, transpose_k_grouped, unpack_scales};
 use crate::hyper_connection;
 use crate::quantize;
 use oxigemm_ptx::{BuildError, Module};
@@ -34,6 +34,8 @@ pub enum KernelId {
     TransposeKGrouped(Arch),
     /// The kernel that unpacks UE8M0 scales before a GEMM: see [`crate::gemm::unpack_scales`].
     UnpackScales(Arch),
+    /// The kernel that packs scales for a tensor core that applies them: see [`crate::gemm::pack_scales`].
+    PackScales(Arch),
 }
 
 impl KernelId {
@@ -50,7 +52,11 @@ impl KernelId {
             .chain(quantize)
             .chain(attention)
             .chain(hyper_connection.into_iter().flatten().map(KernelId::HyperConnection))
-            .chain([KernelId::TransposeKGrouped(arch), KernelId::UnpackScales(arch)])
+            .chain([
+                KernelId::TransposeKGrouped(arch),
+                KernelId::UnpackScales(arch),
+                KernelId::PackScales(arch),
+            ])
     }
 
     /// The architecture the kernel is written for.
@@ -62,7 +68,8 @@ impl KernelId {
             KernelId::Transpose(arch)
             | KernelId::Quantize(arch, _)
             | KernelId::TransposeKGrouped(arch)
-            | KernelId::UnpackScales(arch) => *arch,
+            | KernelId::UnpackScales(arch)
+            | KernelId::PackScales(arch) => *arch,
         }
     }
 
@@ -76,6 +83,7 @@ impl KernelId {
             KernelId::HyperConnection(config) => config.name(),
             KernelId::TransposeKGrouped(arch) => arch.kernel_name(transpose_k_grouped::NAME),
             KernelId::UnpackScales(arch) => arch.kernel_name(unpack_scales::NAME),
+            KernelId::PackScales(arch) => arch.kernel_name(pack_scales::NAME),
         }
     }
 
@@ -89,6 +97,7 @@ impl KernelId {
             KernelId::HyperConnection(config) => config.build(),
             KernelId::TransposeKGrouped(arch) => transpose_k_grouped::build(*arch),
             KernelId::UnpackScales(arch) => unpack_scales::build(*arch),
+            KernelId::PackScales(arch) => pack_scales::build(*arch),
         }
     }
 
@@ -146,7 +155,8 @@ mod tests {
                 KernelId::Transpose(_)
                 | KernelId::Quantize(..)
                 | KernelId::TransposeKGrouped(_)
-                | KernelId::UnpackScales(_) => true,
+                | KernelId::UnpackScales(_)
+                | KernelId::PackScales(_) => true,
             })
         };
         let text = |id: KernelId| {

@@ -1,4 +1,4 @@
-//! Casts to FP8 with scales, on the CPU.
+//! Casts to FP8 and FP4 with scales, on the CPU.
 //!
 //! A block of values shares the scale `max(amax, 1e-4) / 448`; each value becomes the e4m3 code nearest to
 //! `value * (1 / scale)`, all in `f32`. Activations take blocks of one row by 128 of K, weights of 128 rows by 128
@@ -22,12 +22,12 @@ use crate::tensor::granularity::{BLOCK, Granularity};
 
 const K_BLOCK: usize = BLOCK as usize;
 
-/// A matrix `[rows, k]` of FP8 codes with its scales, both row-major and without gaps.
+/// A matrix `[rows, k]` of FP8 or FP4 codes with its scales, both row-major and without gaps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
-    /// The type of the codes: e4m3 or e5m2.
+    /// The type of the codes: e4m3 or e5m2, or u8 for FP4.
     pub dtype: DType,
-    /// The codes: `rows * k` of them.
+    /// The codes: `rows * k` of them; of FP4 two to a byte, the first in the low half.
     pub codes: Vec<u8>,
     /// The scales: `[ceil(rows / rows_per_scale), ceil(k / k_per_scale)]`.
     pub scales: Vec<f32>,
@@ -37,7 +37,7 @@ pub struct Quantized {
     pub k: usize,
     /// How many rows share a scale: 1, 32, 128 or all.
     pub rows_per_scale: usize,
-    /// How many columns share a scale: 32, 128 or all.
+    /// How many columns share a scale: 16, 32, 128 or all.
     pub k_per_scale: usize,
 }
 
@@ -132,6 +132,17 @@ pub fn cast_blocks_to_fp8<T: Element>(
     rows: usize,
     k: usize,
     dtype: DType,
+    block: [usize; 2],
+    format: ScaleFormat,
+) -> Result<Quantized> {
+    fp8_codes("dtype", dtype)?;
+    cast_blocks(values, [rows, k], dtype, block, format)
+}
+
+fn cast_blocks<T: Element>(
+    values: &[T],
+    [rows, k]: [usize; 2],
+    dtype: DType,
     [rows_per_scale, k_per_scale]: [usize; 2],
     format: ScaleFormat,
 ) -> Result<Quantized> {
@@ -142,7 +153,6 @@ pub fn cast_blocks_to_fp8<T: Element>(
             found: format!("{} values", values.len()),
         });
     }
-    fp8_codes("dtype", dtype)?;
     if rows_per_scale == 0 || k_per_scale == 0 {
         return Err(Error::Shape {
             argument: "block",
@@ -153,6 +163,37 @@ pub fn cast_blocks_to_fp8<T: Element>(
     let blocks = Blocks { rows: rows_per_scale, columns: k_per_scale, code: dtype, format };
     let (codes, scales) = blocks.cast(values, rows, k);
     Ok(Quantized { dtype, codes, scales, rows, k, rows_per_scale, k_per_scale })
+}
+
+/// Casts to FP4, e2m1, where blocks of so many rows and columns share a scale, `max(amax, 1e-4) / 6`: `[1, 32]` with
+/// scales that are powers of two is MXFP4.
+///
+/// # Errors
+/// As for [`cast_blocks_to_fp8`], and if K is odd.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, cast_blocks_to_fp4};
+///
+/// let x = cast_blocks_to_fp4(&[6.0f32, -0.5], 1, 2, [1, 32], ScaleFormat::PowerOfTwo)?;
+/// assert_eq!((&x.codes[..], &x.scales[..]), (&[0x97][..], &[1.0][..]));
+/// assert_eq!(x.dequantize(), [6.0, -0.5]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn cast_blocks_to_fp4<T: Element>(
+    values: &[T],
+    rows: usize,
+    k: usize,
+    block: [usize; 2],
+    format: ScaleFormat,
+) -> Result<Quantized> {
+    if k % 2 != 0 {
+        return Err(Error::Shape {
+            argument: "k",
+            expected: "an even number, as two codes are in a byte".to_owned(),
+            found: k.to_string(),
+        });
+    }
+    cast_blocks(values, [rows, k], DType::U8, block, format)
 }
 
 /// The codes of a type, which must be one of FP8.
@@ -255,7 +296,7 @@ pub(crate) fn encode_e2m1(value: f32, factor: f32) -> u8 {
     code as u8 | if value.is_sign_negative() { 8 } else { 0 }
 }
 
-/// The value of an e2m1 code.
+/// The value of an e2m1 code, in the low half of a byte.
 pub(crate) fn decode_e2m1(code: u8) -> f32 {
     let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
     if code & 8 == 0 { magnitude } else { -magnitude }
@@ -282,7 +323,7 @@ pub fn ceil_to_power_of_two(scale: f32) -> f32 {
 }
 
 impl Quantized {
-    /// Copies a matrix and its scales from tensors of any device and strides. There is a scale for each
+    /// Copies a matrix and its scales from tensors of any device and strides; FP4 codes are u8. There is a scale for each
     /// `rows_per_scale` rows and 128 of K, or one for all of them along one dimension or both.
     ///
     /// # Errors
@@ -300,7 +341,7 @@ impl Quantized {
         scales: &Tensor,
         [rows_per_scale, k_per_scale]: [usize; 2],
     ) -> Result<Quantized> {
-        let &[rows, k] = codes.dims() else {
+        let &[rows, columns] = codes.dims() else {
             return Err(Error::Rank {
                 argument: "codes",
                 expected: "a matrix (2 dimensions)".to_owned(),
@@ -308,7 +349,10 @@ impl Quantized {
             });
         };
         let dtype = codes.dtype();
-        fp8_codes("codes", dtype)?;
+        let k = match dtype {
+            DType::U8 => 2 * columns,
+            _ => fp8_codes("codes", dtype).map(|_| columns)?,
+        };
         let whole = [rows.div_ceil(rows_per_scale), k.div_ceil(k_per_scale)];
         let found = match *scales.dims() {
             [1] => Some([1, 1]),
@@ -340,7 +384,8 @@ impl Quantized {
     /// # Errors
     /// If the device has no memory left.
     pub fn to_tensors(&self, device: &Device) -> Result<(Tensor, Tensor)> {
-        let codes = Tensor::from_bytes(self.dtype, &self.codes, &[self.rows, self.k], device)?;
+        let columns = if self.dtype == DType::U8 { self.k / 2 } else { self.k };
+        let codes = Tensor::from_bytes(self.dtype, &self.codes, &[self.rows, columns], device)?;
         Ok((codes, Tensor::from_slice(&self.scales, &self.scale_dims(), device)?))
     }
 
@@ -359,7 +404,7 @@ impl Quantized {
             codes: &self.codes,
             rows: self.rows,
             k: self.k,
-            pitch: self.k,
+            pitch: if self.dtype == DType::U8 { self.k / 2 } else { self.k },
             scales: &self.scales,
             scale_strides: [columns, 1],
             rows_per_scale: self.rows_per_scale,
@@ -371,7 +416,12 @@ impl Quantized {
     #[must_use]
     pub fn dequantize(&self) -> Vec<f32> {
         let columns = self.scale_dims()[1];
-        let mut values = self.dtype.decode(&self.codes);
+        let mut values = match self.dtype {
+            DType::U8 => {
+                self.codes.iter().flat_map(|pair| [decode_e2m1(*pair), decode_e2m1(pair >> 4)]).collect()
+            }
+            dtype => dtype.decode(&self.codes),
+        };
         if !values.is_empty() {
             let scale_row = |(row, values): (usize, &mut [f32])| {
                 let scales = &self.scales[row / self.rows_per_scale * columns..];
@@ -385,12 +435,12 @@ impl Quantized {
     }
 }
 
-/// A matrix `[rows, k]` of FP8 codes with its scales, in host memory with any strides.
+/// A matrix `[rows, k]` of FP8 or FP4 codes with its scales, in host memory with any strides.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Matrix<'a> {
-    /// The type of the codes: e4m3 or e5m2.
+    /// The type of the codes: e4m3 or e5m2, or u8 for FP4.
     pub dtype: DType,
-    /// The codes; row `i` begins at `i * pitch`.
+    /// The codes, of FP4 two to a byte, the first in the low half; row `i` begins at `i * pitch`.
     pub codes: &'a [u8],
     /// The number of rows.
     pub rows: usize,

@@ -16,6 +16,7 @@ pub mod epilogue;
 pub mod kind;
 pub mod launch;
 pub mod operand;
+pub mod pack_scales;
 pub mod params;
 pub(crate) mod persistent;
 pub mod scheduler;

@@ -5,8 +5,10 @@
 //! or computes the reference on the CPU.
 
 pub(crate) mod names;
+mod pack;
 pub(crate) mod raw;
 mod run;
+mod scales;
 mod transpose;
 mod unpack;
 
@@ -17,6 +19,7 @@ use crate::check::gemm::tensors::{Gemm, Grouping};
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::plan::{GemmConfig, KOrder};
+use crate::tensor::dtype::DType;
 
 /// Options of a GEMM. The default is right for most calls.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +52,7 @@ impl Gemm<'_> {
     /// # Errors
     /// The first rule that an argument breaks, or what the device reports.
     pub fn run(&self, options: &GemmOptions) -> Result<()> {
+        self.expect_types()?;
         self.compare_ks()?;
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         unsafe { run::run(self.a.device(), &self.describe(), Some(self), options) }
@@ -56,6 +60,16 @@ impl Gemm<'_> {
 }
 
 impl Gemm<'_> {
+    /// Refuses FP4 operands of a function that is not named after them.
+    fn expect_types(&self) -> Result<()> {
+        let fp8 = self.sfa.is_some() && !self.fp4;
+        let found = [("a", self.a), ("b", self.b)].into_iter().find(|(_, x)| fp8 && x.dtype() == DType::U8);
+        found.map_or(Ok(()), |(argument, x)| {
+            let expected = "e4m3 or e5m2: the functions for FP4 have it in their names".to_owned();
+            Err(Error::DType { argument, expected, found: x.dtype().to_string() })
+        })
+    }
+
     /// Refuses numbers of the host that are not those of the device, where these can be read.
     fn compare_ks(&self) -> Result<()> {
         let Grouping::KGrouped { groups, ks_host: Some(host) } = self.grouping else { return Ok(()) };

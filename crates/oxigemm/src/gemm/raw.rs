@@ -8,7 +8,7 @@ use crate::cast::ScaleFormat;
 use crate::check::gemm::tensors::groups::RawGroups;
 use crate::check::{EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, HeadSplits, HostKs, KGroupedDesc};
 use crate::device::{Device, DeviceId};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tensor::desc::{Operand, int};
 use crate::tensor::dtype::DType;
@@ -34,14 +34,17 @@ pub struct RawGemm<'a> {
     pub a: RawMatrix,
     /// B: `[N, K]`, or `[K, N]` where the layout ends with `n`.
     pub b: RawMatrix,
-    /// Scales of A. FP8 operands have scales, 16-bit operands have none.
+    /// Scales of A. FP8 and FP4 operands have scales, 16-bit operands have none.
     pub sfa: Option<RawScaleFactors>,
     /// Scales of B.
     pub sfb: Option<RawScaleFactors>,
-    /// Granularity of B's scales: 128 (or 32) rows share one (1D2D), or each row has its own (1D1D).
+    /// Granularity of B's scales: 128 (or 32) rows share one (1D2D), or each row has its own (1D1D). Scales of FP4 for 32
+    /// or 16 of K are for each row.
     pub scales_of_b: ScalesOfB,
-    /// Elements of K that share a scale: 128, or 32 of dense and m-grouped GEMMs without epilogue.
+    /// Elements of K that share a scale: 128, 32, or 16 of NVFP4.
     pub scale_block: ScaleBlock,
+    /// The same of A, where it has other scales than B, as FP8 beside FP4 may.
+    pub scale_block_of_a: Option<ScaleBlock>,
     /// Addend; that of the address of D adds to D.
     pub c: Option<RawMatrix>,
     /// Output; its dtype is e4m3 where an epilogue quantizes it.
@@ -52,12 +55,12 @@ pub struct RawGemm<'a> {
     pub epilogue: Option<RawEpilogue>,
 }
 
-/// A matrix, or several of them, as an address. Strides are in elements.
+/// A matrix, or several of them, as an address. Strides are in elements; those of FP4 in bytes, of two codes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawMatrix {
     /// Address of the first element.
     pub address: u64,
-    /// Element type.
+    /// Element type. U8 is FP4, e2m1, two to a byte along K, the first in the low half.
     pub dtype: DType,
     /// From one group to the next, from one row to the next, and from one column to the next. The first counts only
     /// where the operand has a matrix for each group.
@@ -86,21 +89,29 @@ impl From<&Tensor> for RawMatrix {
     }
 }
 
-/// Scales of an FP8 operand, of type f32. Strides are in elements.
+/// Scales of an FP8 or FP4 operand. Strides are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawScaleFactors {
     /// Address of the first scale.
     pub address: u64,
+    /// Type: f32, u8 of codes (also e4m3 of scales of 16), or i32 of four codes of a row in each.
+    pub dtype: DType,
     /// Strides along the groups, along M or N, and along K, whatever the layout of the operand is; 0 where one scale
     /// holds for all. The first counts only where the operand has a matrix for each group.
     pub strides: [usize; 3],
 }
 
 impl RawScaleFactors {
-    /// Scales with these strides along M or N, and along K.
+    /// FP32 scales with these strides along M or N, and along K.
     #[must_use]
     pub const fn new(address: u64, [mn, k]: [usize; 2]) -> RawScaleFactors {
-        RawScaleFactors { address, strides: [0, mn, k] }
+        RawScaleFactors { address, dtype: DType::F32, strides: [0, mn, k] }
+    }
+
+    /// The same of another type.
+    #[must_use]
+    pub const fn of_type(self, dtype: DType) -> RawScaleFactors {
+        RawScaleFactors { dtype, ..self }
     }
 
     /// The same with a matrix for each group, so many elements apart.
@@ -114,7 +125,7 @@ impl RawScaleFactors {
 /// The scales of a tensor of at most three dimensions, which ends with M or N, and K.
 impl From<&Tensor> for RawScaleFactors {
     fn from(tensor: &Tensor) -> RawScaleFactors {
-        RawScaleFactors { address: tensor.address(), strides: strides_of(tensor) }
+        RawScaleFactors { address: tensor.address(), dtype: tensor.dtype(), strides: strides_of(tensor) }
     }
 }
 
@@ -265,6 +276,7 @@ impl<'a> RawGemm<'a> {
             sfb: None,
             scales_of_b: ScalesOfB::Blocks,
             scale_block: ScaleBlock::Of128,
+            scale_block_of_a: None,
             c: None,
             d,
             grouping: RawGrouping::Dense,
@@ -272,7 +284,7 @@ impl<'a> RawGemm<'a> {
         }
     }
 
-    /// The same of FP8 operands with scales of A and B.
+    /// The same of FP8 or FP4 operands with scales of A and B.
     #[must_use]
     pub const fn with_scales(self, sfa: RawScaleFactors, sfb: RawScaleFactors) -> RawGemm<'a> {
         RawGemm { sfa: Some(sfa), sfb: Some(sfb), ..self }
@@ -293,10 +305,11 @@ impl<'a> RawGemm<'a> {
             }
             RawGrouping::KGrouped { groups, .. } => (int(*groups), false, false, true),
         };
-        let k_blocks = match &self.grouping {
+        let scale_blocks = [self.scale_block_of_a.unwrap_or(self.scale_block), self.scale_block];
+        let [blocks_of_a, blocks_of_b] = scale_blocks.map(|block| match &self.grouping {
             RawGrouping::KGrouped { blocks, .. } => int(*blocks),
-            _ => blocks(k, self.scale_block),
-        };
+            _ => blocks(k, block),
+        });
         let matrix = |name, slabs: bool, dims: [i64; 2], matrix: &RawMatrix| {
             let ([rows, columns], from) = (dims, usize::from(!slabs));
             let (dims, strides) = ([groups, rows, columns], matrix.strides.map(int));
@@ -309,15 +322,20 @@ impl<'a> RawGemm<'a> {
                 let length = rows.saturating_mul(k);
                 Operand::new((name, operand.dtype), &[length], &[1], (operand.address, device))
             }
-            false => matrix(name, slabs, if k_first { [k, rows] } else { [rows, k] }, operand),
+            false => {
+                let k = if scaled && operand.dtype == DType::U8 { k / 2 } else { k };
+                matrix(name, slabs, if k_first { [k, rows] } else { [rows, k] }, operand)
+            }
         };
-        let scales = |name, slabs, rows: i64, k_first: bool, scales: RawScaleFactors| {
-            let RawScaleFactors { address, strides: [group, mn, k] } = scales;
+        let scales = |name, slabs, [rows, k_blocks]: [i64; 2], k_first: bool, scales: RawScaleFactors| {
+            let RawScaleFactors { address, dtype, strides: [group, mn, k] } = scales;
+            let k_blocks =
+                if dtype == DType::I32 { k_blocks / 4 + i64::from(k_blocks % 4 != 0) } else { k_blocks };
             let (dims, strides) = match k_first {
                 true => ([k_blocks, rows], [group, k, mn]),
                 false => ([rows, k_blocks], [group, mn, k]),
             };
-            matrix(name, slabs, dims, &RawMatrix { address, dtype: DType::F32, strides })
+            matrix(name, slabs, dims, &RawMatrix { address, dtype, strides })
         };
         let k_grouped = matches!(self.grouping, RawGrouping::KGrouped { .. });
         let rows_of_sfb = match self.scales_of_b {
@@ -331,8 +349,9 @@ impl<'a> RawGemm<'a> {
             transpose: self.layout != GemmLayout::Nt,
             a: operand("a", a_slabs, m, a_first, &self.a),
             b: operand("b", b_slabs, n, b_first, &self.b),
-            sfa: self.sfa.map(|sfa| scales("sfa", a_slabs, m, a_first, sfa)),
-            sfb: self.sfb.map(|sfb| scales("sfb", b_slabs, rows_of_sfb, b_first, sfb)),
+            sfa: self.sfa.map(|sfa| scales("sfa", a_slabs, [m, blocks_of_a], a_first, sfa)),
+            sfb: self.sfb.map(|sfb| scales("sfb", b_slabs, [rows_of_sfb, blocks_of_b], b_first, sfb)),
+            scale_blocks: if scaled { scale_blocks.map(Some) } else { [None; 2] },
             c: self.c.map(|c| matrix("c", d_slabs, [m, columns], &c)),
             d: matrix("d", d_slabs, [m, columns], &self.d),
             grouping: match &self.grouping {
@@ -492,6 +511,11 @@ fn blocks(length: i64, block: ScaleBlock) -> i64 {
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 pub unsafe fn gemm_raw(device: &Device, gemm: &RawGemm<'_>, options: &GemmOptions) -> Result<()> {
+    let fp4 = [&gemm.a, &gemm.b].iter().any(|operand| operand.dtype == DType::U8);
+    if fp4 && !gemm.k.is_multiple_of(2) {
+        let expected = "an even number, as FP4 operands have two of K in a byte".to_owned();
+        return Err(Error::Shape { argument: "k", expected, found: gemm.k.to_string() });
+    }
     // SAFETY: the caller keeps the operands as described.
     unsafe { run::run(device, &gemm.describe(device.id()), None, options) }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::GemmOptions;
+use super::scales::{self, RewrittenScales};
 use super::transpose::Transposition;
-use super::unpack::Unpacking;
 use crate::check::gemm::tensors::Gemm;
 use crate::check::{Checked, GemmDesc, GroupingDesc, Problem, Trivial};
 use crate::device::Device;
@@ -63,7 +63,7 @@ struct ReadyCall<B: Backend> {
 /// Kernels before the GEMM, which write to a workspace: scales first, then what is transposed.
 #[derive(Clone, Copy)]
 struct Preparation {
-    unpacking: Option<Unpacking>,
+    scales: Option<RewrittenScales>,
     transposition: Option<Transposition>,
 }
 
@@ -118,33 +118,32 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
         Checked::Trivial(trivial) => return unsafe { update(backend, desc, trivial, stream) },
         Checked::Launch(problem) => problem,
     };
-    let unpacking = match &unpacked {
-        None => None,
-        Some((_, scales)) => {
-            scales.expect_apart(desc)?;
-            Some(Unpacking::new(scales)?)
-        }
-    };
+    if let Some((_, codes)) = &unpacked {
+        codes.expect_apart(desc)?;
+    }
+    let arch = backend.limits().arch;
+    let codes = unpacked.as_ref().map(|(_, codes)| codes);
+    let (problem, rewritten) = scales::rewritten(arch, desc, as_f32, codes, problem)?;
     let (mut problem, transposition) = transposed(problem, as_f32)?;
-    let copied = match unpacking {
-        None => Unpacking::of_unaligned(&problem, own.sfa),
+    let copied = match rewritten {
+        None => RewrittenScales::of_unaligned(&problem, own.sfa),
         Some(_) => None,
     };
     // A graph may run beside what its stream does later: it must not need the workspace of the stream.
     let without_copy = copied.is_some() && backend.is_capturing(stream)?;
-    let unpacking = match copied.filter(|_| !without_copy) {
+    let rewritten = match copied.filter(|_| !without_copy) {
         Some((with_copy, copy)) => {
             problem = with_copy;
             Some(copy)
         }
-        None => unpacking,
+        None => rewritten,
     };
     let prepared = prepared(backend, &plan_key(problem, backend.limits(), options))?;
     let mut at = own;
     if problem.k_groups.is_some() {
         at.map_workspace = backend.tensor_map_workspace(stream)?;
     }
-    let preparation = match Preparation::new(unpacking, transposition) {
+    let preparation = match Preparation::new(rewritten, transposition) {
         None => None,
         Some(preparation) => Some((preparation, backend.workspace(stream, preparation.bytes())?)),
     };
@@ -224,21 +223,21 @@ impl<B: Backend> ReadyCall<B> {
 
 impl Preparation {
     /// What comes before a GEMM; `None` where nothing does.
-    fn new(unpacking: Option<Unpacking>, transposition: Option<Transposition>) -> Option<Preparation> {
-        let some = unpacking.is_some() || transposition.is_some();
-        some.then_some(Preparation { unpacking, transposition })
+    fn new(scales: Option<RewrittenScales>, transposition: Option<Transposition>) -> Option<Preparation> {
+        let some = scales.is_some() || transposition.is_some();
+        some.then_some(Preparation { scales, transposition })
     }
 
     /// Whether the GEMM could do without.
     #[inline]
     fn is_optional(&self) -> bool {
-        self.unpacking.as_ref().is_some_and(Unpacking::is_optional)
+        self.scales.as_ref().is_some_and(RewrittenScales::is_optional)
     }
 
     /// Bytes of the workspace that scales take.
     #[inline]
     fn scale_bytes(&self) -> u64 {
-        self.unpacking.as_ref().map_or(0, Unpacking::bytes)
+        self.scales.as_ref().map_or(0, RewrittenScales::bytes)
     }
 
     /// Bytes of the workspace.
@@ -249,7 +248,7 @@ impl Preparation {
 
     /// Addresses of the GEMM, once all is prepared.
     fn addresses(&self, own: Addresses, workspace: u64) -> Addresses {
-        let at = self.unpacking.as_ref().map_or(own, |unpacking| unpacking.addresses(own, workspace));
+        let at = self.scales.as_ref().map_or(own, |scales| scales.addresses(own, workspace));
         match &self.transposition {
             None => at,
             Some(transposition) => transposition.addresses(at, workspace + self.scale_bytes()),
@@ -268,9 +267,9 @@ impl Preparation {
         stream: B::Stream<'_>,
         mut programmatic: bool,
     ) -> Result<()> {
-        if let Some(unpacking) = &self.unpacking {
+        if let Some(scales) = &self.scales {
             // SAFETY: the caller's promise.
-            unsafe { unpacking.launch(backend, workspace, stream, programmatic)? };
+            unsafe { scales.launch(backend, workspace, stream, programmatic)? };
             programmatic = true;
         }
         match &self.transposition {
@@ -329,7 +328,7 @@ fn rows(desc: &GemmDesc) -> impl Iterator<Item = Rows> {
 impl GemmDesc {
     /// Addresses of the operands.
     #[inline]
-    fn addresses(&self) -> Addresses {
+    pub(super) fn addresses(&self) -> Addresses {
         let address = |operand: &Option<Operand>| operand.as_ref().map_or(0, |operand| operand.address);
         Addresses {
             a: self.a.address,

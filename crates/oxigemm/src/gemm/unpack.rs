@@ -5,12 +5,11 @@ use oxigemm_kernels::KernelId;
 use oxigemm_kernels::gemm::params::ScaleLayout;
 use oxigemm_kernels::gemm::unpack_scales::{COLUMNS, Job, blocks, launch};
 
-use crate::check::gemm::ue8m0::{Ue8m0Scales, Unpacked};
+use crate::check::gemm::scale_codes::{ScaleCodes, Unpacked};
 use crate::check::{Groups, Problem};
 use crate::device::backend::Backend;
 use crate::device::launch::{KernelArg, KernelLaunch};
 use crate::error::{Error, Result};
-use crate::launch::args::Addresses;
 use crate::launch::geometry;
 use crate::tensor::desc::ScaleStrides;
 use crate::tensor::granularity::BLOCK;
@@ -61,7 +60,7 @@ impl Unpacking {
         let addressable = ScaleLayout::of(sfa, [mn, k]) != ScaleLayout::Copied && from_slab.is_multiple_of(4);
         // Kernels with other scales copy them in any case, and have no tensor map for them.
         let family = problem.family;
-        let multiplies = family.has_scales() && !family.is_1d1d() && !family.has_scales_of_32();
+        let multiplies = family.scales_by_tma();
         let dense = problem.k_groups.is_none() && problem.transpose == [false; 2];
         // A scale for several rows or blocks has no copy.
         if addressable || !multiplies || !dense || !aligned || mn == 0 || k == 0 || m == 1 || blocks == 1 {
@@ -110,10 +109,9 @@ impl Unpacking {
         self.bytes
     }
 
-    /// Addresses of the GEMM, once scales are unpacked.
-    pub fn addresses(&self, own: Addresses, workspace: u64) -> Addresses {
-        let [sfa, sfb] = self.offsets.map(|offset| offset.map(|offset| workspace + offset));
-        Addresses { sfa: sfa.unwrap_or(own.sfa), sfb: sfb.unwrap_or(own.sfb), ..own }
+    /// Offsets of the scales of A and B in the workspace, where they are rewritten.
+    pub fn offsets(&self) -> [Option<u64>; 2] {
+        self.offsets
     }
 
     /// Puts the kernel that unpacks into a stream.
@@ -147,7 +145,7 @@ impl Unpacking {
 }
 
 /// The job of one operand, with a result at an offset of the workspace.
-fn job_of(scales: &Ue8m0Scales) -> Result<Job> {
+fn job_of(scales: &ScaleCodes) -> Result<Job> {
     let [slab, row, column] = scales.strides;
     let packed = scales.is_packed();
     let word = if packed { column } else { column * u64::from(COLUMNS) };
@@ -169,7 +167,7 @@ fn job_of(scales: &Ue8m0Scales) -> Result<Job> {
     })
 }
 
-fn too_many(scales: &[Option<Ue8m0Scales>; 2]) -> Error {
+fn too_many(scales: &[Option<ScaleCodes>; 2]) -> Error {
     let name = scales.iter().flatten().map(|scales| scales.from.name).next().unwrap_or("sfa");
     Error::Overflow {
         argument: name,

@@ -1,10 +1,10 @@
-//! GEMM of FP8 operands.
+//! GEMM of FP8 and FP4 operands.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::cast::Fp8Matrix;
+use crate::cast::{Fp8Matrix, decode_e2m1};
 use crate::error::{Error, Result};
 use crate::parallel::{THREADS, refuse_interrupted};
 use crate::tensor::dtype::{DType, Fp8Codes};
@@ -162,14 +162,24 @@ fn multiply(a: &[[f64; LANES]], b: &[[f64; LANES]]) -> [[f64; LANES]; LANES] {
 impl Fp8Matrix<'_> {
     /// Up to four rows of some of K; what is past the end of the rows is zero.
     fn decode(&self, rows: &[usize], columns: Range<usize>, strip: &mut Strip) {
-        let values = &self.codes_of_type().expect("the check has seen the type").values;
+        let values = self.codes_of_type().map(|codes| &codes.values);
         if rows.len() < LANES {
             strip.fill([0.0; LANES]);
         }
         for (lane, &row) in rows.iter().enumerate() {
-            let codes = &self.codes[row * self.pitch..][columns.clone()];
-            for (values_of_k, &code) in strip.iter_mut().zip(codes) {
-                values_of_k[lane] = f64::from(values[code as usize]);
+            let codes = &self.codes[row * self.pitch..];
+            match values {
+                Some(values) => {
+                    for (values_of_k, &code) in strip.iter_mut().zip(&codes[columns.clone()]) {
+                        values_of_k[lane] = f64::from(values[code as usize]);
+                    }
+                }
+                // FP4: the check has seen the type.
+                None => {
+                    for (values_of_k, k) in strip.iter_mut().zip(columns.clone()) {
+                        values_of_k[lane] = f64::from(decode_e2m1(codes[k / 2] >> (k % 2 * 4)));
+                    }
+                }
             }
         }
     }
@@ -184,13 +194,18 @@ impl Fp8Matrix<'_> {
     }
 
     fn check(&self, argument: &'static str) -> Result<()> {
-        if self.codes_of_type().is_none() {
+        let per_row = match (self.codes_of_type(), self.dtype) {
+            (Some(_), _) => Some(self.k),
+            (None, DType::U8) => Some(self.k.div_ceil(2)),
+            (None, _) => None,
+        };
+        let Some(per_row) = per_row else {
             return Err(Error::DType {
                 argument,
-                expected: format!("{} or {}", DType::E4m3, DType::E5m2),
+                expected: format!("{}, {} or {}", DType::E4m3, DType::E5m2, DType::U8),
                 found: self.dtype.to_string(),
             });
-        }
+        };
         let last = |counts: [usize; 2], strides: [usize; 2]| -> Option<usize> {
             let [rows, columns] = counts;
             let row = rows.checked_sub(1)?.checked_mul(strides[0])?;
@@ -199,10 +214,10 @@ impl Fp8Matrix<'_> {
         if self.rows == 0 || self.k == 0 {
             return Ok(());
         }
-        if last([self.rows, self.k], [self.pitch, 1]).is_none_or(|last| last >= self.codes.len()) {
+        if last([self.rows, per_row], [self.pitch, 1]).is_none_or(|last| last >= self.codes.len()) {
             return Err(Error::Shape {
                 argument,
-                expected: format!("{} rows of {} codes with a pitch of {}", self.rows, self.k, self.pitch),
+                expected: format!("{} rows of {per_row} codes with a pitch of {}", self.rows, self.pitch),
                 found: format!("{} codes", self.codes.len()),
             });
         }

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use oxigemm_kernels::gemm::OperandKind;
-use oxigemm_kernels::gemm::params::ScalesOfB;
+use oxigemm_kernels::gemm::ScaleType;
 use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT, k_groups, ks_of_ends};
 use oxigemm_kernels::gemm::unpack_scales;
 
@@ -55,8 +54,9 @@ pub(crate) fn gemm(gemm: &Gemm<'_>) -> Result<()> {
         None => gemm_f32(gemm),
         Some((desc, unpacked)) => {
             unpacked.expect_apart(&gemm.describe())?;
+            let encoding = desc.scale_encoding();
             let unpack = |scales: Option<&Tensor>, to: Option<Operand>, k_first: bool| match (scales, to) {
-                (Some(x), Some(to)) if x.dtype() != DType::F32 => unpack(x, &to, k_first).map(Some),
+                (Some(x), Some(to)) if x.dtype() != DType::F32 => unpack(x, &to, encoding, k_first).map(Some),
                 _ => Ok(None),
             };
             let sfa = unpack(gemm.sfa, desc.sfa, gemm.layout.a_begins_with_k())?;
@@ -66,10 +66,10 @@ pub(crate) fn gemm(gemm: &Gemm<'_>) -> Result<()> {
     }
 }
 
-/// FP32 scales of UE8M0 ones, in the shape that a kernel unpacks them to. `k_first`: matrices begin with K.
-fn unpack(scales: &Tensor, to: &Operand, k_first: bool) -> Result<Tensor> {
+/// FP32 scales of codes, in the shape that a kernel unpacks them to. `k_first`: matrices begin with K.
+fn unpack(scales: &Tensor, to: &Operand, encoding: ScaleType, k_first: bool) -> Result<Tensor> {
     let packed = scales.dtype() == DType::I32;
-    // Columns are along K, and so are the exponents of a word.
+    // Columns are along K, and so are the codes of a word.
     let bytes = along_k(scales, k_first)?.to_bytes()?;
     let mut dims: Vec<usize> = to.dims().iter().map(|dim| *dim as usize).collect();
     let rank = dims.len();
@@ -78,8 +78,11 @@ fn unpack(scales: &Tensor, to: &Operand, k_first: bool) -> Result<Tensor> {
     }
     let columns = dims[rank - 1];
     let row = if packed { columns.next_multiple_of(4) } else { columns };
-    let exponents = bytes.chunks(row.max(1)).flat_map(|row| &row[..columns]);
-    let values: Vec<f32> = exponents.map(|exponent| unpack_scales::scale(*exponent)).collect();
+    let codes: Vec<u8> = bytes.chunks(row.max(1)).flat_map(|row| &row[..columns]).copied().collect();
+    let values = match encoding {
+        ScaleType::Ue4m3 => DType::E4m3.decode(&codes),
+        ScaleType::Ue8m0 | ScaleType::F32 => codes.into_iter().map(unpack_scales::scale).collect(),
+    };
     along_k(&Tensor::from_slice(&values, &dims, &Device::Cpu)?, k_first)
 }
 
@@ -96,7 +99,7 @@ fn gemm_f32(gemm: &Gemm<'_>) -> Result<()> {
         (Grouping::Summed, ..) => summed(gemm),
         (_, Some(groups), _) => grouped(gemm, &problem, groups),
         _ => {
-            let operands = Operands::new(gemm, &problem)?;
+            let operands = Operands::new(gemm)?;
             Part::of(gemm, |x| Ok(x.clone()))?.store(
                 &operands.product()?,
                 operands.b.dims()[0],
@@ -117,16 +120,14 @@ struct Operands {
 
 impl Operands {
     /// All of A and B, in the layout `nt`.
-    fn new(gemm: &Gemm<'_>, problem: &Problem) -> Result<Operands> {
+    fn new(gemm: &Gemm<'_>) -> Result<Operands> {
         let (a_first, b_first) = (gemm.layout.a_begins_with_k(), gemm.layout.b_begins_with_k());
         let scales = match (gemm.sfa, gemm.sfb) {
             (Some(sfa), Some(sfb)) => Some((along_k(sfa, a_first)?, along_k(sfb, b_first)?)),
             _ => None,
         };
-        let OperandKind { scales: of_b, scale_block, .. } = problem.family;
-        let size = scale_block.size() as usize;
-        let rows_of_b = if of_b == Some(ScalesOfB::Rows) { 1 } else { size };
-        let scale_blocks = [[1, size], [rows_of_b, size]];
+        let granularity = gemm.describe().scale_granularity()?.unwrap_or_default();
+        let scale_blocks = granularity.map(|block| block.map(|size| size as usize));
         Ok(Operands { a: along_k(gemm.a, a_first)?, b: along_k(gemm.b, b_first)?, scales, scale_blocks })
     }
 
@@ -207,7 +208,7 @@ impl Part {
 
 /// Batched and m-grouped GEMMs.
 fn grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &Groups) -> Result<()> {
-    let all = Operands::new(gemm, problem)?;
+    let all = Operands::new(gemm)?;
     let numbers = match &gemm.grouping {
         Grouping::MGrouped(groups) => groups.numbers().to_vec::<i32>()?,
         _ => Vec::new(),

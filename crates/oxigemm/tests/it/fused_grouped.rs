@@ -269,7 +269,8 @@ fn raw_addresses_give_the_bits_of_tensors() {
         let (numbers, alignment) = (p.numbers().address(), case.alignment);
         let matrix =
             |x: &Tensor| RawMatrix { strides: strides(x), ..RawMatrix::new(x.address(), DType::E4m3, 0) };
-        let factors = |x: &Tensor| RawScaleFactors { address: x.address(), strides: strides(x) };
+        let factors =
+            |x: &Tensor| RawScaleFactors { address: x.address(), dtype: x.dtype(), strides: strides(x) };
         let rows = match case.layout {
             GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
             GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },

@@ -9,6 +9,7 @@ mod check_grouped;
 mod check_quantize;
 mod common;
 mod e5m2;
+mod fp4;
 mod fp8_batched;
 mod fp8_layouts;
 mod fused;

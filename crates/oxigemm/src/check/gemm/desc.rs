@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use oxigemm_kernels::gemm::epilogue::Activation;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
+use oxigemm_kernels::gemm::params::ScaleBlock;
 use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
@@ -118,15 +119,24 @@ pub struct GemmDesc {
     /// Whether FP8 operands that are not K-major are transposed into a workspace first. They are refused otherwise.
     /// 16-bit operands are read in either major.
     pub transpose: bool,
-    /// `[M, K]` or `[K, M]`, with a leading dimension for groups that have rows of their own. FP8 or 16 bits.
+    /// `[M, K]` or `[K, M]`, with a leading dimension for groups that have rows of their own. FP8, FP4 or 16 bits.
+    ///
+    /// FP4 are two e2m1 codes in a u8, the first in the low half. They are contiguous along K, which is twice as long as
+    /// that dimension.
     pub a: Operand,
     /// `[N, K]` or `[K, N]`, with a leading dimension for groups.
     pub b: Operand,
-    /// Scales of A: `[M, ceil(K/128)]` f32, or 1 along a dimension for all. There are some exactly for FP8 operands.
-    /// With 32 in place of 128, here and for B, scales are 1x32 and 32x32.
+    /// Scales of A: `[M, ceil(K/128)]` f32, or 1 along a dimension for all. There are some exactly for FP8 and FP4
+    /// operands. With 32 in place of 128, here and for B, scales are 1x32 and 32x32 (of FP4 1x32).
+    ///
+    /// Scales may also be codes: u8 in the same shape, or i32 with four of a row in each along K.
     pub sfa: Option<Operand>,
     /// Scales of B: `[ceil(N/128), ceil(K/128)]` (1D2D) or `[N, ceil(K/128)]` (1D1D), or 1 along a dimension for all.
     pub sfb: Option<Operand>,
+    /// Elements of K that share a scale of A, and of B, where the caller knows; shapes tell where there is none. Codes of
+    /// 16 are E4M3 (e4m3, u8, or i32 with four in each), as those of NVFP4: both operands are then FP4. All others are
+    /// UE8M0.
+    pub scale_blocks: [Option<ScaleBlock>; 2],
     /// Addend: like D. It may be D itself.
     pub c: Option<Operand>,
     /// Output: `[M, N]` row-major, with a leading dimension for groups that have rows of their own.
@@ -263,6 +273,7 @@ impl GemmDesc {
             b,
             sfa: None,
             sfb: None,
+            scale_blocks: [None; 2],
             c: None,
             d,
             grouping: GroupingDesc::Dense,

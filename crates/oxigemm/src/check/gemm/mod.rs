@@ -11,12 +11,13 @@ mod epilogue;
 mod k_grouped;
 mod memory;
 pub(crate) mod problem;
+pub(crate) mod scale_codes;
+pub(crate) mod scales;
 pub(crate) mod tensors;
-pub(crate) mod ue8m0;
 
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
-use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
+use oxigemm_kernels::gemm::params::ScaleBlock;
 use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MAX_GROUPS};
 use oxigemm_kernels::gemm::{MGroupedShape, OperandKind};
 
@@ -27,6 +28,7 @@ use crate::tensor::granularity::BLOCK;
 use desc::{EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, MGroupedDesc};
 use memory::{Output, TmaOperand};
 use problem::{Checked, Groups, Problem, Summed};
+use scales::{Scales, elements};
 
 /// Bound of the elements of D: kernels count tiles of at least 64x16 elements in 32 bits, which then cannot overflow.
 const D_ELEMENTS_LIMIT: i64 = 1 << 40;
@@ -36,6 +38,9 @@ const ALIGNMENTS: [i64; 5] = [1, 16, 32, 64, 128];
 
 /// Types of FP8 operands; all kernels have the first.
 const FP8: [DType; 2] = [DType::E4m3, DType::E5m2];
+
+/// Types of operands where one is FP4.
+const FP8_FP4: [DType; 2] = [DType::E4m3, DType::U8];
 
 /// Dimensions of a dense, batched, summed or m-grouped GEMM.
 #[derive(Clone, Copy)]
@@ -48,14 +53,6 @@ struct Shape {
     /// Rows of B.
     n: i64,
     k: i64,
-}
-
-/// Scales of A and B with the dimensions that they stand for.
-struct Scales {
-    sfa: Operand,
-    sfb: Operand,
-    /// Kernels for operands with these scales, where both are e4m3.
-    kind: OperandKind,
 }
 
 impl GemmDesc {
@@ -74,7 +71,7 @@ impl GemmDesc {
         }
     }
 
-    /// Whether operands are FP8, which have scales.
+    /// Whether operands are FP8 or FP4, which have scales.
     fn is_scaled(&self) -> bool {
         self.sfa.is_some() || self.sfb.is_some()
     }
@@ -193,7 +190,6 @@ impl GemmDesc {
         let is_fp8 = scales.is_some();
         Ok(Checked::Launch(Problem {
             family: match &scales {
-                Some(Scales { kind: OperandKind::FP8, .. }) => fp8_kind([a.dtype, b.dtype]),
                 Some(scales) => scales.kind,
                 None => OperandKind::f16(half_operands(a, majors)),
             },
@@ -257,7 +253,12 @@ impl GemmDesc {
         let GemmDesc { a, b, sfa, sfb, d, .. } = self;
         if self.is_scaled() {
             let dense = self.grouping == GroupingDesc::Dense && self.epilogue.is_none();
-            let types = if dense { &FP8[..] } else { &FP8[..1] };
+            let types = match (&self.grouping, self.has_fp4()) {
+                (GroupingDesc::KGrouped(_), _) => &FP8[..1],
+                (_, true) => &FP8_FP4[..],
+                (_, false) if dense => &FP8[..],
+                (_, false) => &FP8[..1],
+            };
             a.expect_dtype(types)?;
             b.expect_dtype(types)?;
         } else {
@@ -281,13 +282,20 @@ impl GemmDesc {
         let (a_slabs, _, b_slabs) = self.leading();
         let along_k = |operand: &Operand, k_first: bool, several: bool| -> Result<[i64; 3]> {
             let [slabs, rows, columns] = operand.slab_dims(several)?;
-            Ok(if k_first { [slabs, columns, rows] } else { [slabs, rows, columns] })
+            let [rows, k] = if k_first { [columns, rows] } else { [rows, columns] };
+            let k = k * elements(operand);
+            if k > i32::MAX.into() {
+                return Err(operand.too_large(format!("a K up to {}", i32::MAX)));
+            }
+            Ok([slabs, rows, k])
         };
         let (a_first, b_first) = (layout.a_begins_with_k(), layout.b_begins_with_k());
         if !self.is_grouped() {
             let [slabs, m, k] = along_k(a, a_first, a_slabs)?;
             let [count, n, b_k] = along_k(b, b_first, b_slabs)?;
             if [count, b_k] != [slabs, k] {
+                self.expect_even([k, b_k])?;
+                let k = k / elements(b);
                 let expected = if b_first { [slabs, k, n] } else { [slabs, n, k] };
                 let meaning =
                     if b_slabs { "with the products and the K of `a`" } else { "with the K of `a`" };
@@ -297,72 +305,34 @@ impl GemmDesc {
         }
         let [count, n, k] = along_k(b, b_first, true)?;
         let [slabs, m, a_k] = along_k(a, false, a_slabs)?;
+        let expected = [count, m, k / elements(a)];
         if a_slabs && slabs != count {
-            return Err(a.wrong_shape([count, m, k], "with the groups of `b`"));
+            return Err(a.wrong_shape(expected, "with the groups of `b`"));
         }
         if a_k != k {
-            return Err(a.wrong_shape(&[count, m, k][usize::from(!a_slabs)..], "with the K of `b`"));
+            self.expect_even([a_k, k])?;
+            return Err(a.wrong_shape(&expected[usize::from(!a_slabs)..], "with the K of `b`"));
         }
         Ok(Shape { slabs, count, m, n, k })
+    }
+
+    /// K is even where an operand is FP4.
+    fn expect_even(&self, k: [i64; 2]) -> Result<()> {
+        let odd = [&self.a, &self.b].into_iter().zip(k).find(|(_, k)| k % 2 != 0);
+        match odd.filter(|_| self.has_fp4()) {
+            None => Ok(()),
+            Some((operand, k)) => Err(Error::Shape {
+                argument: operand.name,
+                expected: "an even K, as the other operand is FP4".to_owned(),
+                found: format!("{k}"),
+            }),
+        }
     }
 
     fn no_k(&self, &Shape { count, n, .. }: &Shape) -> Error {
         let (_, _, several) = self.leading();
         let expected = if self.layout.b_begins_with_k() { [count, 1, n] } else { [count, n, 1] };
         self.b.wrong_shape(&expected[usize::from(!several)..], "or more along K")
-    }
-
-    /// The scales of FP8 operands.
-    fn expect_scales(&self, shape: &Shape) -> Result<Option<Scales>> {
-        let (GemmDesc { a, b, .. }, &Shape { slabs, count, m, n, k }) = (self, shape);
-        let (Some(sfa), Some(sfb)) = (&self.sfa, &self.sfb) else { return Ok(None) };
-        let (a_slabs, _, b_slabs) = self.leading();
-        let block = self.scale_block(sfa, sfb, shape);
-        let blocks = |length| blocks(length, block);
-        let of_a = match block {
-            ScaleBlock::Of128 => "one per row of `a` and 128 of K",
-            ScaleBlock::Of32 => "one per row of `a` and 32 of K",
-            ScaleBlock::Of16 => "one per row of `a` and 16 of K",
-        };
-        let sfa = sfa.expect_slab_scales(a_slabs, [slabs, m, blocks(k)], of_a)?;
-        let dense = self.grouping == GroupingDesc::Dense;
-        // Only kernels for dense GEMMs have 1x128 scales of B. One row has one scale either way.
-        let may_have_rows = block == ScaleBlock::Of32 || (dense && self.epilogue.is_none());
-        let each_row = may_have_rows && n > 1 && rows_of(sfb) == Some(n);
-        let along_n = if each_row { n } else { blocks(n) };
-        let meaning = match (block, dense, self.epilogue) {
-            (ScaleBlock::Of32, true, _) => "one per 32 rows, or each row, of `b` and 32 of K",
-            (ScaleBlock::Of32, false, _) => "one per group, 32 rows, or each row, of `b` and 32 of K",
-            (ScaleBlock::Of128, true, None) => "one per 128 rows, or each row, of `b` and 128 of K",
-            (ScaleBlock::Of128, true, Some(_)) => "one per 128 rows of `b` and 128 of K",
-            (ScaleBlock::Of128, false, _) => "one per group, 128 rows of `b` and 128 of K",
-            (ScaleBlock::Of16, ..) => "one per row of `b` and 16 of K",
-        };
-        let sfb = sfb.expect_slab_scales(b_slabs, [count, along_n, blocks(k)], meaning)?;
-        let scales = Some(if each_row { ScalesOfB::Rows } else { ScalesOfB::Blocks });
-        let kind = OperandKind { scales, scale_block: block, ..OperandKind::FP8 };
-        if kind != OperandKind::FP8 {
-            a.expect_dtype(&FP8[..1])?;
-            b.expect_dtype(&FP8[..1])?;
-        }
-        Ok(Some(Scales { sfa, sfb, kind }))
-    }
-
-    /// Elements of K that share a scale, as the shapes of the scales tell: 32 only where there are kernels for that.
-    fn scale_block(&self, sfa: &Operand, sfb: &Operand, &Shape { n, k, .. }: &Shape) -> ScaleBlock {
-        let dense = self.grouping == GroupingDesc::Dense;
-        if self.epilogue.is_some() || !(dense || self.m_groups().is_some()) {
-            return ScaleBlock::Of128;
-        }
-        let [few, many] = [ScaleBlock::Of128, ScaleBlock::Of32].map(|block| blocks(k, block));
-        let along_k = [sfa, sfb].map(|scales| scales.dims().last().copied());
-        // A K of at most 32 is one block either way, and the rows of B tell.
-        let by_rows = rows_of(sfb).is_some_and(|rows| {
-            let of_32 = rows == blocks(n, ScaleBlock::Of32) || (!dense && rows == n);
-            of_32 && rows != blocks(n, ScaleBlock::Of128)
-        });
-        let of_32 = if few == many { by_rows } else { along_k.contains(&Some(many)) };
-        if of_32 { ScaleBlock::Of32 } else { ScaleBlock::Of128 }
     }
 
     /// Checks the shapes of D and C, the numbers of groups, and that all operands are where A is.
@@ -413,14 +383,16 @@ impl GemmDesc {
     /// Whether A, and B, may be contiguous along M or N instead of K.
     fn either_major(&self) -> [bool; 2] {
         let k_major = |operand: &Operand| operand.rank == 2 && operand.strides[1] == 1;
-        match (&self.epilogue, &self.grouping, self.is_scaled()) {
+        let [a, b] = match (&self.epilogue, &self.grouping, self.is_scaled()) {
             (Some(_), ..) | (None, GroupingDesc::Summed, _) => [false; 2],
             (None, GroupingDesc::Dense, true) => {
                 [self.transpose && !(k_major(&self.a) && k_major(&self.b)); 2]
             }
             (None, GroupingDesc::Dense, false) => [true; 2],
             (None, _, scaled) => [false, self.transpose || !scaled],
-        }
+        };
+        // FP4 is not transposed.
+        [a && self.a.dtype != DType::U8, b && self.b.dtype != DType::U8]
     }
 }
 
@@ -479,9 +451,4 @@ fn half_operands(a: &Operand, [a_major, b_major]: [Major; 2]) -> Operands {
 fn blocks(length: i64, block: ScaleBlock) -> i64 {
     let size = i64::from(block.size());
     (length + size - 1) / size
-}
-
-/// Rows of a matrix of scales, or of each of several.
-fn rows_of(scales: &Operand) -> Option<i64> {
-    scales.dims().iter().rev().nth(1).copied()
 }

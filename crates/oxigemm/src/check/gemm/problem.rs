@@ -37,8 +37,8 @@ pub enum Trivial {
 
 /// A checked GEMM. Equal problems take the same plan.
 ///
-/// Pitches and strides are in elements. Where a dimension is 1 its stride has no meaning and is normalized: a pitch
-/// to the row length rounded up to 16 bytes, the stride of a scale to 1.
+/// Pitches and strides are in elements, those of FP4 operands in bytes of two. Where a dimension is 1 its stride has no
+/// meaning and is normalized: a pitch to the row length rounded up to 16 bytes, the stride of a scale to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// Types, majors and scale granularities of the operands.
@@ -57,7 +57,8 @@ pub struct Problem {
     pub d_pitch: u64,
     /// Addend.
     pub c: Accumulate,
-    /// Strides of A's scales; [`ScaleStrides::NONE`] where there are none.
+    /// Strides of A's scales; [`ScaleStrides::NONE`] where there are none. Of a problem that is launched, where the tensor
+    /// core applies scales, they are from one 32-bit word to the next: along K, a word has four scales.
     pub sfa: ScaleStrides,
     /// Strides of B's scales.
     pub sfb: ScaleStrides,
@@ -209,8 +210,10 @@ impl Problem {
             None => 0.0,
         };
         let outputs = if self.c == Accumulate::None { 1.0 } else { 2.0 };
-        let operands = (m + n) * k * f64::from(self.family.element_bytes());
-        operands + 4.0 * scales + outputs * m * n * self.d_type.size() as f64
+        let [a, b] = [self.family.a, self.family.b].map(|operand| f64::from(operand.element.bits()) / 8.0);
+        let scale = if self.family.is_block_scaled() { 1.0 } else { 4.0 };
+        let operands = (m * a + n * b) * k;
+        operands + scale * scales + outputs * m * n * self.d_type.size() as f64
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod batched;
 mod f16;
+mod fp4;
 mod fp8;
 mod fused;
 mod k_grouped;
@@ -10,6 +11,7 @@ mod m_grouped;
 
 pub use batched::*;
 pub use f16::*;
+pub use fp4::*;
 pub use fp8::*;
 pub use fused::*;
 pub use k_grouped::*;

@@ -3,6 +3,8 @@
 pub(crate) mod epilogue;
 pub(crate) mod groups;
 
+use oxigemm_kernels::gemm::params::ScaleBlock;
+
 use super::desc::{GemmDesc, GemmLayout, GroupingDesc, HostKs, KGroupedDesc};
 use crate::cast::ScaleFormat;
 use crate::tensor::Tensor;
@@ -52,6 +54,10 @@ pub(crate) struct Gemm<'a> {
     pub sfa: Option<&'a Tensor>,
     pub b: &'a Tensor,
     pub sfb: Option<&'a Tensor>,
+    /// As [`GemmDesc::scale_blocks`].
+    pub scale_blocks: [Option<ScaleBlock>; 2],
+    /// Whether operands may be FP4, in a function of that name.
+    pub fp4: bool,
     pub c: Addend<'a>,
     /// Written, though it is shared here: the public functions have it exclusively.
     pub d: &'a Tensor,
@@ -81,6 +87,8 @@ impl<'a> Gemm<'a> {
             sfa: None,
             b,
             sfb: None,
+            scale_blocks: [None; 2],
+            fp4: false,
             c: Addend::None,
             d,
             grouping: Grouping::Dense,
@@ -98,6 +106,11 @@ impl<'a> Gemm<'a> {
         Gemm { sfa: Some(sfa), sfb: Some(sfb), ..Gemm::half(a, b, d) }
     }
 
+    /// The same of FP8 or FP4 operands.
+    pub fn fp8_fp4(a: (&'a Tensor, &'a Tensor), b: (&'a Tensor, &'a Tensor), d: &'a Tensor) -> Self {
+        Gemm { fp4: true, ..Gemm::fp8(a, b, d) }
+    }
+
     /// The same with a fused epilogue.
     pub fn fused(self, epilogue: &'a Epilogue<'a>, d_scales: Option<(&'a Tensor, ScaleFormat)>) -> Gemm<'a> {
         Gemm { epilogue: Some(epilogue), d_scales, ..self }
@@ -112,6 +125,7 @@ impl<'a> Gemm<'a> {
             b: self.b.describe("b"),
             sfa: self.sfa.map(|sfa| sfa.describe("sfa")),
             sfb: self.sfb.map(|sfb| sfb.describe("sfb")),
+            scale_blocks: self.scale_blocks,
             c: self.c.describe(self.d),
             d: self.d.describe("d"),
             grouping: match &self.grouping {

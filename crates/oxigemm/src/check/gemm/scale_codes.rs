@@ -1,25 +1,29 @@
-//! UE8M0 scales: a GEMM with them is the same GEMM with FP32 scales, which a kernel unpacks first.
+//! Scales that are codes: a GEMM with them is checked as the same GEMM with FP32 scales. Where kernels multiply sums with
+//! FP32 scales, another kernel unpacks them first.
 //!
-//! Exponents are bytes in the shape of FP32 scales, or packed: four of a row, along K, in an i32. Either has any
-//! strides. The FP32 scales are MN-major in a workspace.
+//! Codes are UE8M0, or E4M3 where 16 of K share a scale (NVFP4): bytes in the shape of FP32 scales, or packed: four of a
+//! row, along K, in an i32. Either has any strides. The FP32 scales are MN-major in a workspace.
 
+use oxigemm_kernels::gemm::ScaleType;
+use oxigemm_kernels::gemm::params::ScaleBlock;
+
+use super::blocks;
 use super::desc::{GemmDesc, GroupingDesc};
 use crate::error::{Error, Result};
 use crate::tensor::desc::{Footprint, Operand};
 use crate::tensor::dtype::DType;
-use crate::tensor::granularity::BLOCK;
 use crate::tensor::layout::MAX_RANK;
 
-/// Exponents of an i32.
+/// Codes of an i32.
 const PACKED: i64 = 4;
 /// Alignment of what lies in a workspace, in bytes.
 const ALIGNMENT: u64 = 1024;
 /// Address of a workspace that is not known yet: the check compares it with memory that exists.
 pub(crate) const NOWHERE: u64 = 1 << 62;
 
-/// UE8M0 scales of one operand: `[slabs, rows, columns]` exponents, columns along K.
+/// Codes of the scales of one operand: `[slabs, rows, columns]`, columns along K.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ue8m0Scales {
+pub(crate) struct ScaleCodes {
     /// The argument.
     pub from: Operand,
     pub slabs: u64,
@@ -33,47 +37,60 @@ pub(crate) struct Ue8m0Scales {
     pub pitch: u32,
 }
 
-/// UE8M0 scales of A and B, and the bytes that they become.
+/// Codes of the scales of A and B, and the bytes that they become.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Unpacked {
-    pub scales: [Option<Ue8m0Scales>; 2],
+    pub scales: [Option<ScaleCodes>; 2],
     pub bytes: u64,
 }
 
-impl Ue8m0Scales {
-    /// Whether four exponents are in an element.
+impl ScaleCodes {
+    /// Whether four codes are in an element.
     pub fn is_packed(&self) -> bool {
         self.from.dtype == DType::I32
     }
 }
 
 impl GemmDesc {
-    /// The same GEMM with FP32 scales, in a workspace at [`NOWHERE`], and what is unpacked for it; `None` where no
-    /// scales are UE8M0.
+    /// The same GEMM with FP32 scales, in a workspace at [`NOWHERE`], and what is unpacked for it; `None` where all scales
+    /// are FP32.
     pub(crate) fn unpacked(&self) -> Result<Option<(GemmDesc, Unpacked)>> {
-        let is_ue8m0 = |scales: &Option<Operand>| {
-            scales.as_ref().is_some_and(|scales| matches!(scales.dtype, DType::I32 | DType::U8))
+        let is_codes = |scales: &Operand, block: Option<ScaleBlock>| match scales.dtype {
+            DType::I32 | DType::U8 => true,
+            dtype => dtype == DType::E4m3 && block == Some(ScaleBlock::Of16),
         };
-        if !is_ue8m0(&self.sfa) && !is_ue8m0(&self.sfb) {
+        let own = [&self.sfa, &self.sfb];
+        let mut any = false;
+        for (scales, block) in own.into_iter().zip(self.scale_blocks) {
+            let Some(scales) = scales else { continue };
+            any |= is_codes(scales, block);
+            if block == Some(ScaleBlock::Of16) {
+                scales.expect_dtype(&[DType::E4m3, DType::U8, DType::I32])?;
+            }
+        }
+        if !any {
             return Ok(None);
         }
         let mut desc = *self;
         let mut all = Unpacked::default();
         let k_first = [self.layout.a_begins_with_k(), self.layout.b_begins_with_k()];
         for (i, scales) in [&mut desc.sfa, &mut desc.sfb].into_iter().enumerate() {
-            let Some(scales) =
-                scales.as_mut().filter(|scales| matches!(scales.dtype, DType::I32 | DType::U8))
-            else {
+            let Some(scales) = scales.as_mut().filter(|scales| is_codes(scales, self.scale_blocks[i])) else {
                 continue;
             };
-            let columns = self.scale_columns(scales, k_first[i])?;
+            let columns = self.scale_columns(scales, self.scale_blocks[i], k_first[i])?;
             (*scales, all.scales[i]) = unpack(scales, k_first[i], columns, &mut all.bytes)?;
         }
         Ok(Some((desc, all)))
     }
 
-    /// The scales along K that the exponents stand for.
-    fn scale_columns(&self, scales: &Operand, k_first: bool) -> Result<i64> {
+    /// Encoding of scales that are codes.
+    pub(crate) fn scale_encoding(&self) -> ScaleType {
+        if self.scale_blocks.contains(&Some(ScaleBlock::Of16)) { ScaleType::Ue4m3 } else { ScaleType::Ue8m0 }
+    }
+
+    /// The scales along K that the codes of an operand stand for.
+    fn scale_columns(&self, scales: &Operand, block: Option<ScaleBlock>, k_first: bool) -> Result<i64> {
         let along_k = |operand: &Operand, k_first: bool| match operand.rank {
             0 | 1 => operand.dims[0],
             rank if k_first => operand.dims[rank - 2],
@@ -101,9 +118,15 @@ impl GemmDesc {
             }
             _ => {
                 let k = along_k(&self.a, self.layout.a_begins_with_k()).max(0);
-                let [of_128, of_32] = [i64::from(BLOCK), 32].map(|block| (k + block - 1) / block);
-                // Scales of 32, if the number of words says so; at most 128 of K are one word either way, of one scale.
-                if words(of_128) != found && words(of_32) == found { of_32 } else { of_128 }
+                let k = k.saturating_mul(super::scales::elements(&self.a));
+                let [of_128, of_32] = [ScaleBlock::Of128, ScaleBlock::Of32].map(|block| blocks(k, block));
+                match block {
+                    Some(block) => blocks(k, block),
+                    // At most 128 of K are one word either way: of one scale, but with FP4 operands of scales of 32.
+                    None if words(of_128) == words(of_32) && self.has_fp4() => of_32,
+                    None if words(of_128) != found && words(of_32) == found => of_32,
+                    None => of_128,
+                }
             }
         };
         if words(columns) == found {
@@ -111,17 +134,14 @@ impl GemmDesc {
         }
         Err(Error::ScaleShape {
             argument: scales.name,
-            expected: format!(
-                "{} i32 along K, of four exponents each for {columns} blocks of 128",
-                words(columns)
-            ),
+            expected: format!("{} i32 along K, of four scales each for {columns} of a row", words(columns)),
             found: format!("{:?}", scales.dims()),
         })
     }
 }
 
 impl Unpacked {
-    /// Refuses an output of the GEMM that lies where exponents are read.
+    /// Refuses an output of the GEMM that lies where codes are read.
     pub fn expect_apart(&self, desc: &GemmDesc) -> Result<()> {
         let d_scales = desc.epilogue.and_then(|epilogue| epilogue.scales);
         for scales in self.scales.iter().flatten() {
@@ -134,13 +154,13 @@ impl Unpacked {
     }
 }
 
-/// FP32 scales that exponents become, and the exponents; none where there are no scales.
+/// FP32 scales that codes become, and the codes; none where there are no scales.
 fn unpack(
     from: &Operand,
     k_first: bool,
     columns: i64,
     bytes: &mut u64,
-) -> Result<(Operand, Option<Ue8m0Scales>)> {
+) -> Result<(Operand, Option<ScaleCodes>)> {
     if from.rank == 0 || from.rank > 3 {
         return Err(Error::Rank {
             argument: from.name,
@@ -169,7 +189,7 @@ fn unpack(
         return Ok((to, None));
     }
     memory(from)?;
-    let scales = Ue8m0Scales {
+    let scales = ScaleCodes {
         from: *from,
         slabs: slabs as u64,
         rows: rows as u32,
@@ -190,7 +210,7 @@ fn unpack(
     Ok((to, Some(scales)))
 }
 
-/// Bytes of exponents.
+/// Bytes of codes.
 fn memory(from: &Operand) -> Result<Footprint> {
     let matrix = if from.rank == 1 { from.list() } else { from.slab() };
     let (strides, memory) = matrix.scale_strides()?;

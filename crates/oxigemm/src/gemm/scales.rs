@@ -1,0 +1,158 @@
+//! Scales as the kernels of an architecture read them: the one place that knows.
+//!
+//! | architecture | kernels read | given otherwise |
+//! |---|---|---|
+//! | `sm_90a` | FP32, and multiply sums with them | UE8M0 is [unpacked](super::unpack) |
+//! | `sm_100a` | words of four bytes along K, which the tensor core applies | anything else is [packed](super::pack) |
+
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+
+use super::pack::Packing;
+use super::unpack::Unpacking;
+use crate::check::gemm::scale_codes::Unpacked;
+use crate::check::{GemmDesc, Problem};
+use crate::device::backend::Backend;
+use crate::error::{Error, Result};
+use crate::launch::args::Addresses;
+use crate::tensor::desc::Operand;
+use crate::tensor::dtype::DType;
+
+/// Scales that a kernel rewrites into a workspace of the stream before the GEMM reads them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RewrittenScales {
+    /// To FP32.
+    Unpacked(Unpacking),
+    /// To words.
+    Packed(Packing),
+}
+
+/// The GEMM as kernels of an architecture see its scales, and the scales that are rewritten for it. `as_f32` is the same
+/// GEMM with FP32 scales, which was checked; `codes` are its scales that are none.
+pub(super) fn rewritten(
+    arch: Arch,
+    desc: &GemmDesc,
+    as_f32: &GemmDesc,
+    codes: Option<&Unpacked>,
+    problem: Problem,
+) -> Result<(Problem, Option<RewrittenScales>)> {
+    // Operands of k-grouped GEMMs have FP32 scales on every architecture.
+    if arch == Arch::Sm100a && problem.k_groups.is_none() {
+        let Some(words) = desc.scale_words(as_f32)? else { return Ok((problem, None)) };
+        expect_loadable(desc, &problem)?;
+        let (problem, packing) = Packing::new(&problem, words)?;
+        return Ok((problem, packing.map(RewrittenScales::Packed)));
+    }
+    expect_f32(arch, desc, as_f32, &problem)?;
+    let unpacking = codes.map(Unpacking::new).transpose()?;
+    Ok((problem, unpacking.map(RewrittenScales::Unpacked)))
+}
+
+/// Refuses operands that kernels with FP32 scales have not.
+fn expect_f32(arch: Arch, desc: &GemmDesc, as_f32: &GemmDesc, problem: &Problem) -> Result<()> {
+    if let Some(fp4) = fp4(desc) {
+        return Err(Error::DType {
+            argument: fp4.name,
+            expected: format!("e4m3 or e5m2, as the tensor core of {arch} has no FP4"),
+            found: format!("{}, which is FP4", fp4.dtype),
+        });
+    }
+    let is_batch = problem.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
+    if !problem.family.is_block_scaled() && !(is_batch && problem.family.has_scales_of_32()) {
+        return Ok(());
+    }
+    let expected = match is_batch {
+        true => format!("one per 128 of K, as kernels for batches have on {arch}"),
+        false => format!("as many along K as those of `b`, as kernels have on {arch}"),
+    };
+    let found = as_f32.scale_granularity()?.unwrap_or_default().map(|[_, k]| k);
+    Err(Error::ScaleShape { argument: "sfa", expected, found: format!("one per {found:?} of K") })
+}
+
+/// An FP4 operand beside an FP8 one is unpacked to bytes by TMA, which takes it in units of 64 elements of memory and 128
+/// of K (CUDA driver API, `CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B`).
+fn expect_loadable(desc: &GemmDesc, problem: &Problem) -> Result<()> {
+    let Some(fp4) = fp4(desc).filter(|_| desc.a.dtype != desc.b.dtype) else { return Ok(()) };
+    let of_a = desc.a.dtype == DType::U8;
+    let [pitch, slab] = match (of_a, &problem.groups) {
+        (true, groups) => [problem.a_pitch, groups.map_or(0, |groups| groups.a_slab)],
+        (false, groups) => [problem.b_pitch, groups.map_or(0, |groups| groups.b_group)],
+    };
+    let reason = if !problem.k.is_multiple_of(128) {
+        format!("the K of FP4 beside FP8 must be a multiple of 128, found {}", problem.k)
+    } else if [pitch, slab, fp4.address].iter().any(|x| !x.is_multiple_of(32)) {
+        format!(
+            "the address, row pitch and groups of FP4 beside FP8 must be multiples of 32 bytes, found {:#x}, {pitch} and \
+             {slab}",
+            fp4.address
+        )
+    } else {
+        return Ok(());
+    };
+    Err(fp4.not_tma(reason))
+}
+
+/// An operand that is FP4.
+fn fp4(desc: &GemmDesc) -> Option<&Operand> {
+    let scaled = desc.sfa.is_some();
+    [&desc.a, &desc.b].into_iter().find(|operand| scaled && operand.dtype == DType::U8)
+}
+
+impl RewrittenScales {
+    /// The copy of A's FP32 scales to where TMA can address them: see [`Unpacking::of_unaligned`].
+    pub fn of_unaligned(problem: &Problem, sfa: u64) -> Option<(Problem, RewrittenScales)> {
+        let (problem, copy) = Unpacking::of_unaligned(problem, sfa)?;
+        Some((problem, RewrittenScales::Unpacked(copy)))
+    }
+
+    /// Whether the GEMM could read its scales as they are.
+    #[inline]
+    pub fn is_optional(&self) -> bool {
+        match self {
+            RewrittenScales::Unpacked(unpacking) => unpacking.is_optional(),
+            RewrittenScales::Packed(_) => false,
+        }
+    }
+
+    /// Bytes of the workspace.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            RewrittenScales::Unpacked(unpacking) => unpacking.bytes(),
+            RewrittenScales::Packed(packing) => packing.bytes(),
+        }
+    }
+
+    /// Addresses of the GEMM, once scales are rewritten.
+    pub fn addresses(&self, own: Addresses, workspace: u64) -> Addresses {
+        let offsets = match self {
+            RewrittenScales::Unpacked(unpacking) => unpacking.offsets(),
+            RewrittenScales::Packed(packing) => packing.offsets(),
+        };
+        let [sfa, sfb] = offsets.map(|offset| offset.map(|offset| workspace + offset));
+        Addresses { sfa: sfa.unwrap_or(own.sfa), sfb: sfb.unwrap_or(own.sfb), ..own }
+    }
+
+    /// Puts the kernel that rewrites into a stream.
+    ///
+    /// # Safety
+    /// The scales must be memory of this device as they were checked, and the workspace as large as it is said to be,
+    /// until the kernel is done or, where the stream is being captured, whenever the graph is launched.
+    pub unsafe fn launch<B: Backend>(
+        &self,
+        backend: &B,
+        workspace: u64,
+        stream: B::Stream<'_>,
+        programmatic: bool,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                RewrittenScales::Unpacked(unpacking) => {
+                    unpacking.launch(backend, workspace, stream, programmatic)
+                }
+                RewrittenScales::Packed(packing) => packing.launch(backend, workspace, stream, programmatic),
+            }
+        }
+    }
+}
