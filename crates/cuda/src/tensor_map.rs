@@ -36,13 +36,23 @@ pub enum Element {
     F64 = 8,
     /// Brain floating point.
     Bf16 = 9,
+    /// 4 bits, two to a byte of memory. In shared memory sixteen of them take 16 bytes, of which they fill the first 8.
+    U4Padded = 14,
 }
 
 impl Element {
-    /// Its size in bytes.
+    /// Its size in bits, in device memory.
+    pub const fn bits(self) -> u64 {
+        match self {
+            Self::U4Padded => 4,
+            other => other.bytes() * 8,
+        }
+    }
+
+    /// Its size in bytes, in shared memory.
     pub const fn bytes(self) -> u64 {
         match self {
-            Self::U8 => 1,
+            Self::U8 | Self::U4Padded => 1,
             Self::U16 | Self::F16 | Self::Bf16 => 2,
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 | Self::F64 => 8,

@@ -15,6 +15,7 @@ pub(super) fn simulated(tensor: &TiledTensor) -> TensorMapSpec {
             Element::Bf16 => oxigemm_sim::Element::Bf16,
             Element::F16 => oxigemm_sim::Element::F16,
             Element::F32 => oxigemm_sim::Element::F32,
+            Element::U4Padded => oxigemm_sim::Element::U4Padded,
             other => unreachable!("no kernel has a tensor map of {other:?}"),
         },
         dims: tensor.dims[..tensor.rank].to_vec(),

@@ -190,8 +190,8 @@ impl Arguments {
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
             let slabs = groups.slabs();
-            maps.a.matrix = maps.a.matrix.in_slabs(slabs, groups.a_slab);
-            maps.b.matrix = maps.b.matrix.in_slabs(groups.count, groups.b_group);
+            maps.a = maps.a.in_slabs(slabs, groups.a_slab);
+            maps.b = maps.b.in_slabs(groups.count, groups.b_group);
             if let Some(sfa) = &mut maps.sfa {
                 sfa.matrix = sfa.matrix.in_slabs(slabs, groups.sfa_slab.into());
             }

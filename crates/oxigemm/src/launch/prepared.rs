@@ -169,6 +169,7 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
         MapElement::Bf16 => Element::Bf16,
         MapElement::F16 => Element::F16,
         MapElement::F32 => Element::F32,
+        MapElement::PaddedFp4 => Element::U4Padded,
     };
     let matrix = map.matrix;
     let mut tensor = TiledTensor {
@@ -176,7 +177,7 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
         rank: 2,
         address: 0,
         dims: [matrix.dims[0].into(), matrix.dims[1].into(), 1, 1, 1],
-        strides: [matrix.pitch * element.bytes(), 0, 0, 0],
+        strides: [matrix.pitch * element.bits() / 8, 0, 0, 0],
         tile: [matrix.tile[0], matrix.tile[1], 1, 1, 1],
         swizzle: if map.swizzled { Swizzle::B128 } else { Swizzle::None },
         promotion,
@@ -184,7 +185,7 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
     for outer in matrix.outer() {
         let nth = tensor.rank;
         tensor.dims[nth] = outer.count.into();
-        tensor.strides[nth - 1] = outer.pitch * element.bytes();
+        tensor.strides[nth - 1] = outer.pitch * element.bits() / 8;
         tensor.tile[nth] = outer.tile;
         tensor.rank += 1;
     }

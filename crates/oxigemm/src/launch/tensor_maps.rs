@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::params::ScaleLayout;
-use oxigemm_kernels::gemm::{Launch, MatrixMap};
+use oxigemm_kernels::gemm::{ElementType, Launch, MatrixMap};
 
 use super::output::Output;
 use crate::check::Problem;
@@ -22,6 +22,8 @@ pub(crate) enum Mapped {
 /// Element type of a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapElement {
+    /// FP4, of which TMA gives each code a byte of shared memory.
+    PaddedFp4,
     Byte,
     Bf16,
     F16,
@@ -29,12 +31,13 @@ pub(crate) enum MapElement {
 }
 
 impl MapElement {
-    /// Bytes of one.
-    fn size(self) -> u64 {
+    /// Bits of one.
+    fn bits(self) -> u64 {
         match self {
-            MapElement::Byte => 1,
-            MapElement::Bf16 | MapElement::F16 => 2,
-            MapElement::F32 => 4,
+            MapElement::PaddedFp4 => 4,
+            MapElement::Byte => 8,
+            MapElement::Bf16 | MapElement::F16 => 16,
+            MapElement::F32 => 32,
         }
     }
 
@@ -59,9 +62,15 @@ pub(crate) struct Map {
 }
 
 impl Map {
+    /// The same matrix `count` times, so many units of the operand's pitch apart.
+    pub fn in_slabs(self, count: u32, pitch: u64) -> Map {
+        let codes = if self.element == MapElement::PaddedFp4 { 2 } else { 1 };
+        Map { matrix: self.matrix.in_slabs(count, pitch * codes), ..self }
+    }
+
     /// Bytes from one row to the next; 0 where that is too much to say.
     pub fn pitch_bytes(&self) -> u32 {
-        u32::try_from(self.matrix.pitch * self.element.size()).unwrap_or(0)
+        u32::try_from(self.matrix.pitch * self.element.bits() / 8).unwrap_or(0)
     }
 }
 
@@ -86,8 +95,10 @@ impl Maps {
         let of_b = GemmShape { n: shape.n * parts_of_b, ..shape };
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, mut b] = match problem.family.as_f16() {
-            None => [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
-                .map(|map| swizzled(MapElement::Byte, map)),
+            None => {
+                let (a, b) = (problem.family.a.element, problem.family.b.element);
+                [byte_map(launch.map_a(shape, a_pitch), a, b), byte_map(launch.map_b(of_b, b_pitch), b, a)]
+            }
             Some(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
                 let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);
@@ -110,6 +121,20 @@ impl Maps {
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
     }
+}
+
+/// The map of a K-major operand of at most 8 bits, as of bytes. FP4, whose pitch is in bytes of two, is copied as such
+/// beside FP4; beside FP8, TMA gives each code a byte of its own.
+fn byte_map(matrix: MatrixMap, element: ElementType, other: ElementType) -> Map {
+    let (element, matrix) = match (element, other) {
+        (ElementType::E2m1, ElementType::E2m1) => {
+            let [k, rows] = matrix.dims;
+            (MapElement::Byte, MatrixMap { dims: [k.div_ceil(2), rows], ..matrix })
+        }
+        (ElementType::E2m1, _) => (MapElement::PaddedFp4, MatrixMap { pitch: matrix.pitch * 2, ..matrix }),
+        _ => (MapElement::Byte, matrix),
+    };
+    Map { matrix, element, swizzled: true }
 }
 
 /// The strides of A's scales, along M and along K, of which there are so many blocks.
