@@ -126,7 +126,9 @@ def test_state_is_loaded_and_quantized_again():
     x = inputs(4, 256)
     with torch.no_grad():
         oxigemm.optimize(found)
+        places = [buffer.data_ptr() for buffer in found.buffers()]
         found.load_state_dict(other.state_dict())
+        assert [buffer.data_ptr() for buffer in found.buffers()] == places, "graphs go on"
         once = found(x)
         oxigemm.optimize(other)
         assert torch.equal(once, other(x))
@@ -521,3 +523,45 @@ def test_dequantized_weights_match_the_library():
     codes, scales = quantization.quantize(weight, "128x128")
     assert torch.equal(layer.codes.view(torch.uint8).cpu(), codes.view(torch.uint8))
     assert torch.equal(layer.scales.cpu(), scales)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "channel", "mxfp8", "mxfp4", "mxfp4 far", "nvfp4"])
+def test_layers_are_saved_and_loaded(name, tmp_path):
+    save = pytest.importorskip("safetensors.torch")
+    recipe, runs_as, tensors, dense = CHECKPOINTS[name]
+    path = tmp_path / "model.safetensors"
+    save.save_file({f"mlp.up.{key}": value for key, value in {**tensors, "bias": torch.ones(len(dense))}.items()}, path)
+    layer = nn.QuantizedLinear.from_tensors(save.load_file(path, device=DEVICE), "mlp.up")
+    assert (layer.recipe, layer.runs_as) == (recipe, runs_as)
+    save.save_file(layer.tensors("again"), path)
+    again = nn.QuantizedLinear.from_tensors(save.load_file(path, device=DEVICE), "again")
+    x = inputs(5, dense.shape[1])
+    with torch.no_grad():
+        assert torch.equal(layer(x), again(x)) and again.weight_error == 0
+    with pytest.raises(ValueError, match="`tensors` has no layer of this name: expected keys that start with 'x.'"):
+        nn.QuantizedLinear.from_tensors(layer.tensors("again"), "x")
+
+
+def test_a_layer_in_bf16_is_not_saved():
+    _, _, tensors, _ = CHECKPOINTS["nvfp4"]
+    tensors = {f"up.{key}": value.to(DEVICE) for key, value in tensors.items()}
+    layer = nn.QuantizedLinear.from_tensors(tensors, "up", nvfp4="bf16")
+    with pytest.raises(oxigemm.OxigemmError, match="the layer runs in BF16: expected one in FP8"):
+        layer.tensors("up")
+
+
+def test_experts_are_saved_and_loaded(tmp_path):
+    save = pytest.importorskip("safetensors.torch")
+    torch.manual_seed(6)
+    experts = Experts(bias=True).to(DEVICE, torch.bfloat16)
+    layer = nn.QuantizedExperts.from_experts(experts)
+    path = tmp_path / "model.safetensors"
+    save.save_file(layer.tensors("mlp.experts"), path)
+    again = nn.QuantizedExperts.from_tensors(save.load_file(path, device=DEVICE), "mlp.experts")
+    x, ids, weights = inputs(4, 256), torch.tensor([[0], [1], [3], [1]], device=DEVICE), torch.ones(4, 1, device=DEVICE)
+    with torch.no_grad():
+        assert torch.equal(layer(x, ids, weights), again(x, ids, weights)) and again.weight_error == 0
+        clamped = nn.QuantizedExperts.from_tensors(
+            save.load_file(path, device=DEVICE), "mlp.experts", apply_gate=experts._clamped
+        )
+        assert not torch.equal(clamped(x, ids, weights), again(x, ids, weights))

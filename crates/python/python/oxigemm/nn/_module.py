@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 
-from ..errors import OxigemmError
+from ..errors import ArgumentError, OxigemmError
 
 #: Parts of an allocation start at multiples of this.
 _ALIGNMENT = 256
@@ -28,15 +28,16 @@ class QuantizedModule(torch.nn.Module):
         self._moved: List[torch.Tensor] = []
 
     def _allocate(self, parts: Dict[str, torch.Tensor]) -> None:
-        """Copies tensors into one allocation; they become buffers."""
-        start = 0
-        self._parts = {}
+        """Copies tensors into one allocation; they become buffers. One of the same form is kept: graphs may use it."""
+        start, places = 0, {}
         for name, tensor in parts.items():
-            self._parts[name] = start, tensor.dtype, tuple(tensor.shape)
+            places[name] = start, tensor.dtype, tuple(tensor.shape)
             start += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         device = next(iter(parts.values())).device
-        self._memory = torch.empty(start, dtype=torch.uint8, device=device)
-        self._make_views()
+        if self._memory is None or self._memory.device != device or self._parts != places:
+            self._parts = places
+            self._memory = torch.empty(start, dtype=torch.uint8, device=device)
+            self._make_views()
         for name, tensor in parts.items():
             getattr(self, name).copy_(tensor)
 
@@ -128,6 +129,21 @@ class QuantizedModule(torch.nn.Module):
                 "quantized layers have no backward pass",
                 "x",
             )
+
+
+class Tensors(torch.nn.Module):
+    """The tensors of one layer of a checkpoint, as a module that has them as buffers."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], name: str) -> None:
+        super().__init__()
+        prefix = f"{name}." if name else ""
+        found = {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        for key, tensor in found.items():
+            if "." not in key:
+                self.register_buffer(key, tensor)
+        if not self._buffers:
+            message = f"`tensors` has no layer of this name: expected keys that start with {prefix!r}, found none"
+            raise ArgumentError(message, "tensors")
 
 
 def working_dtype(x: torch.Tensor) -> torch.dtype:

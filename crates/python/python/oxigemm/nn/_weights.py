@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import torch
 
@@ -42,6 +42,14 @@ class Weights:
     def shape(self) -> Tuple[int, int, int]:
         groups, n, k = self.codes.shape
         return groups, n, 2 * k if self.recipe in ("mxfp4", "nvfp4") else k
+
+    def matrices(self) -> Iterator["Weights"]:
+        """Each group alone: what is computed of one is small beside all of them."""
+        for group in range(self.codes.shape[0]):
+            one = slice(group, group + 1)
+            scales = None if self.scales is None else self.scales[one]
+            of_all = None if self.tensor_scale is None else self.tensor_scale[one]
+            yield Weights(self.recipe, self.codes[one], scales, self.block, of_all)
 
     def to(self, device: torch.device) -> "Weights":
         """The same on another device."""
@@ -187,7 +195,7 @@ def operand(weights: Weights, recipe: Optional[str], nvfp4: str, experts: bool, 
         result = _requantized(found)
     if weights.recipe is None:
         # What was lost on both ways together.
-        result.weight_error = _error(_dequantized_operand(result), weights.codes.float())
+        result.weight_error = _error(result, weights)
     return result
 
 
@@ -230,6 +238,9 @@ def _widened(weights: Weights, experts: bool) -> Operand:
     device = weights.codes.device
     codes = torch.empty(groups, n, k, dtype=E4M3, device=device)
     source = weights.codes.contiguous(), weights.scales.contiguous()
+    if device.type == "cuda":
+        # The library reads them on the host.
+        torch.cuda.current_stream(device).synchronize()
     for block in ((128, 128), (1, 32)):
         shape = groups, ceil_div(n, block[0]), ceil_div(k, block[1])
         scales = torch.empty(shape, dtype=torch.float32, device=device)
@@ -240,7 +251,7 @@ def _widened(weights: Weights, experts: bool) -> Operand:
                 result.note = "exponents of 128x128 lie too far apart: scales of 32"
             return result
         if experts:
-            result.weight_error = _error(_dequantized_operand(result), dequantized(weights))
+            result.weight_error = _error(result, weights)
             result.note = f"exponents of 128x128 lie too far apart: {changed} values rounded"
             return result
     raise AssertionError("scales of 32 hold every MXFP4 value")
@@ -256,16 +267,15 @@ def _in_bf16(weights: Weights) -> Operand:
 
 
 def _requantized(weights: Weights) -> Operand:
-    exact = dequantized(weights)
     codes: List[torch.Tensor] = []
     scales: List[torch.Tensor] = []
-    for matrix in exact:
-        new_codes, new_scales = quantization.quantize(matrix, "128x128")
+    for matrix in weights.matrices():
+        new_codes, new_scales = quantization.quantize(dequantized(matrix)[0], "128x128")
         codes.append(new_codes)
         scales.append(new_scales)
     assert weights.recipe is not None
     result = Operand(weights.recipe, torch.stack(codes), torch.stack(scales), (128, 128), 1.0, 0.0)
-    result.weight_error = _error(_dequantized_operand(result), exact)
+    result.weight_error = _error(result, weights)
     result.note = f"rounded from {weights.recipe}, scales of {weights.block[0]}x{weights.block[1]}"
     return result
 
@@ -286,23 +296,24 @@ def dequantized(weights: Weights) -> torch.Tensor:
     return _scaled(codes, scales, weights.block)
 
 
-def _dequantized_operand(found: Operand) -> torch.Tensor:
-    if found.codes.dtype == torch.bfloat16:
-        return found.codes.float() * found.alpha
-    return _scaled(found.codes, found.scales, found.block)
-
-
 def _scaled(codes: torch.Tensor, scales: torch.Tensor, block: Tuple[int, int]) -> torch.Tensor:
     _, n, k = codes.shape
     wide = scales.repeat_interleave(block[0], 1)[:, :n].repeat_interleave(block[1], 2)[:, :, :k]
     return codes.float() * wide
 
 
-def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
+def _error(found: Operand, exact: Weights) -> float:
     """Root of the mean square of the difference, by that of what is exact."""
-    size = torch.linalg.vector_norm(exact, dtype=torch.float64)
-    apart = torch.linalg.vector_norm(found - exact, dtype=torch.float64)
-    return float(apart / size) if float(apart) != 0.0 else 0.0
+    apart = size = 0.0
+    for group, matrix in enumerate(exact.matrices()):
+        expected, codes = dequantized(matrix), found.codes[group : group + 1]
+        if codes.dtype == torch.bfloat16:
+            values = codes.float() * found.alpha
+        else:
+            values = _scaled(codes, found.scales[group : group + 1], found.block)
+        apart += float(torch.linalg.vector_norm(values - expected, dtype=torch.float64)) ** 2
+        size += float(torch.linalg.vector_norm(expected, dtype=torch.float64)) ** 2
+    return float((apart / size) ** 0.5) if apart != 0.0 else 0.0
 
 
 def check_recipe(recipe: Optional[str], nvfp4: str) -> None:

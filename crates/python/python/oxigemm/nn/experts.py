@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import torch
 
 from .. import deep_gemm, fused, moe, quantization
 from ..errors import ArgumentError
 from . import _weights
-from ._module import QuantizedModule
+from ._module import QuantizedModule, Tensors
 
 __all__ = ["QuantizedExperts", "routed"]
 
@@ -131,6 +131,41 @@ class QuantizedExperts(QuantizedModule):
         except _weights.Unsupported as error:
             message = f"`experts` cannot be quantized: expected gated experts of a known form, found that {error}"
             raise ArgumentError(message, "experts") from None
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        name: str,
+        recipe: Optional[str] = None,
+        nvfp4: str = "requantize",
+        apply_gate: Optional[Callable[[torch.Tensor], torch.Tensor]] = None,
+    ) -> "QuantizedExperts":
+        """The experts ``name`` of a checkpoint, such as ``safetensors.torch.load_file`` reads it.
+
+        Its tensors are ``name.gate_up_proj`` and ``name.down_proj`` with ``_scale_inv`` or ``_scale``, or ``_blocks``
+        and ``_scales`` as gpt-oss has them, and ``_bias``. ``apply_gate`` makes ``[M, I]`` of gates and ups
+        ``[M, 2·I]``; without it, ups follow gates and the gate is SiLU.
+
+        >>> layer = QuantizedExperts.from_tensors(load_file(path), "model.layers.0.mlp.experts", apply_gate=clamped)
+        """
+        holder = Tensors(tensors, name)
+        if apply_gate is None:
+            holder.act_fn = torch.nn.SiLU()
+        else:
+            holder._apply_gate = apply_gate
+            holder.is_concatenated = False
+        return cls.from_experts(holder, recipe, nvfp4)
+
+    def tensors(self, name: str) -> Dict[str, torch.Tensor]:
+        """The tensors of the experts as a checkpoint of FP8 has them, for ``safetensors.torch.save_file``."""
+        found = {}
+        for part, key in (("gate_up", "gate_up_proj"), ("down", "down_proj")):
+            found[f"{name}.{key}"] = getattr(self, f"{part}_codes").clone()
+            found[f"{name}.{key}_scale_inv"] = getattr(self, f"{part}_scales").clone()
+            if self._has_bias[key == "down_proj"]:
+                found[f"{name}.{key}_bias"] = getattr(self, f"{part}_bias").clone()
+        return found
 
     @classmethod
     def _of(cls, experts: torch.nn.Module, recipe: Optional[str], nvfp4: str) -> "QuantizedExperts":

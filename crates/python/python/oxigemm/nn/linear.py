@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import torch
 
 from .. import deep_gemm, fused, quantization
-from ..errors import ArgumentError
+from ..errors import ArgumentError, OxigemmError
 from . import _weights
-from ._module import QuantizedModule, working_dtype
+from ._module import QuantizedModule, Tensors, working_dtype
 
 __all__ = ["QuantizedLinear"]
 
@@ -64,6 +64,37 @@ class QuantizedLinear(QuantizedModule):
                 f"`linear` cannot be quantized: expected weights of a checkpoint that is known, found that {error}"
             )
             raise ArgumentError(message, "linear") from None
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], name: str, recipe: Optional[str] = None, nvfp4: str = "requantize"
+    ) -> "QuantizedLinear":
+        """The layer ``name`` of a checkpoint, such as ``safetensors.torch.load_file`` reads it.
+
+        Its tensors are ``name.weight`` and the like, as for ``from_linear``.
+
+        >>> layer = QuantizedLinear.from_tensors(load_file(path), "model.layers.0.mlp.down_proj")
+        """
+        return cls.from_linear(Tensors(tensors, name), recipe, nvfp4)
+
+    def tensors(self, name: str) -> Dict[str, torch.Tensor]:
+        """The tensors of the layer as a checkpoint of FP8 has them, for ``safetensors.torch.save_file``.
+
+        With scales of 128x128 they are ``weight`` and ``weight_scale_inv``, as DeepSeek has them; with others
+        ``weight`` and ``weight_scale``, of which those of 32 are exponents (uint8). A layer in BF16 has no codes any
+        more: save what it was made of.
+        """
+        if self.codes.dtype == torch.bfloat16:
+            raise OxigemmError("the layer runs in BF16: expected one in FP8, whose codes can be saved")
+        key = "weight_scale_inv" if self._block == (128, 128) else "weight_scale"
+        scales = self.scales
+        if self._block[1] == 32:
+            scales = (scales.view(torch.int32) >> 23).to(torch.uint8)
+            scales = torch.where(self.scales.isnan(), torch.full_like(scales, 255), scales)
+        found = {f"{name}.weight": self.codes.clone(), f"{name}.{key}": scales.clone()}
+        if self._has_bias:
+            found[f"{name}.bias"] = self.bias_f32.clone()
+        return found
 
     @classmethod
     def _of(cls, linear: torch.nn.Module, recipe: Optional[str], nvfp4: str) -> "QuantizedLinear":
