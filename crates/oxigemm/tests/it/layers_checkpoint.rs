@@ -37,11 +37,12 @@ fn expect(file: &[u8], layer: &str, recipe: Recipe, dims: [usize; 3], formula: i
     assert_eq!((weight.recipe(), weight.dims()), (recipe, dims));
     let rounded = weight.dequantize();
     let [groups, n, k] = dims;
-    for at in 0..groups * n * k {
+    assert_eq!(rounded.len(), groups * n * k);
+    for (at, rounded) in rounded.into_iter().enumerate() {
         let index = [at / (n * k), at / k % n, at % k];
         let (found, exact) = (weight.value(index), formula(index));
         assert!(found == exact || (found.is_nan() && exact.is_nan()), "{index:?}: {found} for {exact}");
-        assert!(rounded[at] == exact as f32 || exact.is_nan(), "{index:?}");
+        assert!(rounded == exact as f32 || exact.is_nan(), "{index:?}");
     }
 }
 
@@ -67,7 +68,8 @@ fn fp8_in_blocks_as_deepseek_has_it() {
 fn fp8_by_channel_by_tensor_and_by_group() {
     let (n, k) = (48, 256);
     let codes = bytes(3, n * k);
-    let cases: [(&[usize], &dyn Fn(usize, usize) -> usize); 6] = [
+    type Place<'a> = &'a dyn Fn(usize, usize) -> usize;
+    let cases: [(&[usize], Place<'_>); 6] = [
         (&[n, 1], &|i, _| i),
         (&[n], &|i, _| i),
         (&[n, 2], &|i, j| i * 2 + j / 128),

@@ -284,3 +284,47 @@ fn wrong_arguments_are_refused_by_name() {
             .contains("`down` has the wrong shape: expected [2, 128, 128]")
     );
 }
+
+/// Calls can be captured once they were made, and a replay computes what is in memory then.
+#[test]
+fn layers_are_captured_and_replayed() {
+    let device = Device::sim();
+    let stream = device.new_stream().unwrap();
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    let (m, n, k) = (3, 128, 128);
+    let x = |seed| random::normals(seed, m * k);
+    let mut input = Tensor::from_f32(DType::Bf16, &x(1), &[m, k], &device).unwrap();
+    let mut out = Tensor::zeros(DType::Bf16, &[m, n], &device).unwrap();
+    let check = |input: &mut Tensor, out: &mut Tensor, call: &mut dyn FnMut(&Tensor, &mut Tensor)| {
+        call(input, out);
+        input.write_f32(&x(2)).unwrap();
+        call(input, out);
+        let expected = out.to_bytes().unwrap();
+        input.write_f32(&x(1)).unwrap();
+        let graph = stream
+            .capture(|_| {
+                call(input, out);
+                Ok(())
+            })
+            .unwrap();
+        input.write_f32(&x(2)).unwrap();
+        out.write_bytes(&vec![0; 2 * m * n]).unwrap();
+        graph.launch(&stream).unwrap();
+        assert_eq!(out.to_bytes().unwrap(), expected);
+    };
+    let bias = random::normals(3, n);
+    for recipe in [Recipe::Fp8, Recipe::Mxfp8] {
+        let weight = QuantizedWeight::quantize(&scaled(4, n * k, 0.1), [1, n, k], recipe).unwrap();
+        let mut layer =
+            QuantizedLinear::new(&weight, Some(&bias), &device, &LayerOptions::default()).unwrap();
+        check(&mut input, &mut out, &mut |x, out| layer.forward(x, out, &options).unwrap());
+    }
+    let weight = |seed, n, k| {
+        QuantizedWeight::quantize(&scaled(seed, 2 * n * k, 0.1), [2, n, k], Recipe::Fp8).unwrap()
+    };
+    let (gate_up, down) = (weight(5, 256, 128), weight(6, 128, 128));
+    let mut layer = QuantizedExperts::new(&gate_up, &down, &device, &LayerOptions::default()).unwrap();
+    let ids = Tensor::from_slice(&[0i32, 1, 1], &[m, 1], &device).unwrap();
+    let weights = Tensor::from_slice(&[1.0f32; 3], &[m, 1], &device).unwrap();
+    check(&mut input, &mut out, &mut |x, out| layer.forward(x, &ids, &weights, out, &options).unwrap());
+}
