@@ -41,7 +41,9 @@ const HALF: usize = 128;
 ///
 /// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
 /// let (experts, inner, outer) = (4, 128, 256);
-/// let weight = |seed, n, k| QuantizedWeight::quantize(&random::normals(seed, experts * n * k), [experts, n, k], Recipe::Fp8);
+/// let weight = |seed, n, k| {
+///     QuantizedWeight::quantize(&random::normals(seed, experts * n * k), [experts, n, k], Recipe::Fp8)
+/// };
 /// let (gate_up, down) = (weight(1, 2 * inner, outer)?, weight(2, outer, inner)?);
 /// let mut layer = QuantizedExperts::new(&gate_up, &down, &device, &LayerOptions::default())?;
 ///

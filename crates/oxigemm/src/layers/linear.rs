@@ -140,7 +140,8 @@ impl QuantizedLinear {
     ///
     /// let (device, weights) = (Device::cpu(), vec![bf16::ONE; 256 * 128]);
     /// let recipe = Recipe::for_device(&device)?;
-    /// let linear = QuantizedLinear::from_weights(&weights, [256, 128], None, recipe, &device, &LayerOptions::default())?;
+    /// let options = LayerOptions::default();
+    /// let linear = QuantizedLinear::from_weights(&weights, [256, 128], None, recipe, &device, &options)?;
     /// assert_eq!((linear.dims(), linear.bytes()), ([256, 128], 256 * 128 + 2 * 4));
     /// # Ok::<(), oxigemm::Error>(())
     /// ```

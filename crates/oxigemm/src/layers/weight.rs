@@ -285,7 +285,8 @@ impl QuantizedWeight {
     /// ```
     /// use oxigemm::layers::{QuantizedWeight, Recipe};
     ///
-    /// let interleaved = QuantizedWeight::quantize(&[[1.0f32; 32], [2.0; 32], [3.0; 32], [4.0; 32]].concat(), [1, 4, 32], Recipe::Mxfp4)?;
+    /// let rows = [[1.0f32; 32], [2.0; 32], [3.0; 32], [4.0; 32]].concat();
+    /// let interleaved = QuantizedWeight::quantize(&rows, [1, 4, 32], Recipe::Mxfp4)?;
     /// let halves = interleaved.deinterleave_gate_up()?;
     /// assert_eq!([0, 1, 2, 3].map(|row| halves.value([0, row, 0])), [1.0, 3.0, 2.0, 4.0]);
     /// # Ok::<(), oxigemm::Error>(())

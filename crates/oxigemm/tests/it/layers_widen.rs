@@ -1,7 +1,7 @@
 //! MXFP4 as FP8: exact wherever it can be, element by element, and counted where it cannot.
 
-use oxigemm::DType;
 use oxigemm::layers::{QuantizedWeight, Recipe, WeightScales, widen_mxfp4};
+use oxigemm::{DType, random};
 use proptest::prelude::*;
 
 /// The value of an e2m1 code by its definition.
@@ -68,10 +68,15 @@ proptest! {
         (groups, n, half) in (1..3usize, 1..40usize, 1..100usize), seed: u64, narrow: bool,
     ) {
         let k = 2 * half;
-        let draw = |salt: u64, i: usize| (seed ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add((i as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9)).rotate_left(23).wrapping_mul(0x94d0_49bb_1331_11eb) >> 56;
-        let codes: Vec<u8> = (0..groups * n * half).map(|i| draw(1, i) as u8).collect();
-        let exponent = |i: usize| if narrow { 120 + draw(2, i) as u8 % 12 } else { draw(3, i) as u8 };
-        let exponents: Vec<u8> = (0..groups * n * k.div_ceil(32)).map(exponent).collect();
+        // The low bits of normal numbers are as good as any.
+        let draw = |seed: u64, count: usize| {
+            random::normals(seed, count).into_iter().map(|x| x.to_bits() as u8).collect::<Vec<u8>>()
+        };
+        let codes = draw(seed, groups * n * half);
+        let mut exponents = draw(!seed, groups * n * k.div_ceil(32));
+        if narrow {
+            exponents.iter_mut().for_each(|exponent| *exponent = 120 + *exponent % 12);
+        }
         let source = weight([groups, n, k], codes.clone(), exponents.clone());
         prop_assert_eq!(differences([groups, n, k], &codes, &exponents, &source, [1, 32]), 0);
         let lost = differences([groups, n, k], &codes, &exponents, &source, [128, 128]);
