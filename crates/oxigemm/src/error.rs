@@ -207,6 +207,16 @@ pub enum Error {
     /// use.
     #[error("the call was interrupted")]
     Interrupted,
+    /// A checkpoint does not hold what its layout says.
+    #[error("`{tensor}` of the checkpoint is wrong: expected {expected}, found {found}")]
+    Checkpoint {
+        /// The tensor at fault, or the file.
+        tensor: String,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
     /// The process is a child that was forked while another thread used the device.
     #[error("the device {device} was in use by another thread when this process was forked: open a new one")]
     Forked {
@@ -267,6 +277,7 @@ impl Error {
             | Error::Fault { .. }
             | Error::OutOfMemory { .. }
             | Error::Interrupted
+            | Error::Checkpoint { .. }
             | Error::Forked { .. }
             | Error::Cuda(_) => None,
         }

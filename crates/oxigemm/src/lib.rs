@@ -43,6 +43,8 @@
 //!
 //! The attention indexer has [`fp8_mqa_logits`] and [`fp8_paged_mqa_logits`].
 //!
+//! [`layers`] keep quantized weights and call these functions: linear layers, experts, and checkpoints.
+//!
 //! Engines that own their memory call [`gemm_raw`] with addresses and a [`Stream`].
 
 mod attention;
@@ -53,6 +55,7 @@ mod error;
 mod gemm;
 mod hyper_connection;
 mod launch;
+pub mod layers;
 pub mod metrics;
 mod moe;
 mod parallel;

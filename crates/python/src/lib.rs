@@ -17,6 +17,7 @@ mod error;
 mod fields;
 mod gemm;
 mod interrupt;
+mod layers;
 mod logging;
 mod moe;
 mod negation;
@@ -46,5 +47,6 @@ fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     attention::register(module)?;
     quantize::register(module)?;
     moe::register(module)?;
+    layers::register(module)?;
     cublaslt::register(module)
 }

@@ -1,5 +1,6 @@
 """FP8 models of Hugging Face transformers: on a Hopper GPU, else small ones with the CPU reference."""
 
+import copy
 import importlib.util
 import os
 import subprocess
@@ -8,6 +9,7 @@ import types
 
 import pytest
 import torch
+import transformers
 from conftest import HAS_GPU
 
 import oxigemm
@@ -250,3 +252,46 @@ with torch.no_grad():
     seconds = float(run.stdout.split("seconds")[1])
     prebuilt = os.path.isdir(os.path.join(os.path.dirname(oxigemm.__file__), "cubins"))
     assert seconds < (0.1 if prebuilt else 30), seconds
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["bf16", "fp8"])
+def test_optimize_takes_every_layer_and_gives_it_back(models, quantized):
+    name, model, ids, expected = models
+    found = client.fp8_model(model) if quantized else copy.deepcopy(model)
+    experts = {"qwen3-moe": len(model.model.layers), "qwen3-dense": 0, "deepseek-v3": len(model.model.layers) - 1}[name]
+    state = {key: tensor.clone() for key, tensor in found.state_dict().items()}
+    with torch.no_grad():
+        report = oxigemm.optimize(found)
+        logits = found(ids).logits
+    assert sum(layer.kind == "experts" for layer in report.layers) == experts
+    assert all(layer.runs_as == "fp8 128x128" for layer in report.layers)
+    assert report.lossy == [] if quantized else len(report.lossy) == len(report.layers)
+    # Heads and routers.
+    assert all("lm_head" in left or "gate" in left for left in report.left_alone), report.left_alone
+    assert client.cosine(logits, expected) > 0.97
+    again = found.state_dict()
+    assert list(again) == list(state)
+    assert all(torch.equal(again[key].cpu().view(torch.uint8), state[key].cpu().view(torch.uint8)) for key in state)
+    oxigemm.nn.restore(found)
+    assert not any(
+        isinstance(module, (oxigemm.nn.QuantizedLinear, oxigemm.nn.QuantizedExperts)) for module in found.modules()
+    )
+
+
+def test_optimize_takes_the_experts_of_gpt_oss():
+    """Transposed weights, biases, rows of gate and up in turn, a clamped gate."""
+    config = transformers.GptOssConfig(
+        **{"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 128, "num_local_experts": 4},
+        **{"num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
+        vocab_size=256,
+    )
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config).to(DEVICE, torch.bfloat16).eval()
+    ids = torch.randint(0, 256, (2, 9), device=DEVICE)
+    with torch.no_grad():
+        expected = model(ids).logits
+        report = oxigemm.optimize(model, recipe="mxfp4", sample=(ids,))
+        logits = model(ids).logits
+    assert [layer.kind for layer in report.layers].count("experts") == 1
+    assert all(0 < layer.output_error < 0.4 for layer in report.layers), report
+    assert client.cosine(logits, expected) > 0.9

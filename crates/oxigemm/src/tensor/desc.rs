@@ -358,6 +358,17 @@ impl Operand {
         Ok((pitch, footprint))
     }
 
+    /// Whether this is a matrix whose rows are all the same elements, such as a bias that is added to each row.
+    pub(crate) fn is_one_row(&self) -> bool {
+        self.rank == 2 && self.dims[0] > 1 && self.strides[0] == 0
+    }
+
+    /// The first row of a matrix.
+    pub(crate) fn first_row(&self) -> Operand {
+        let [_, columns, ..] = self.dims;
+        Operand { dims: [1, columns, 1, 1], ..*self }
+    }
+
     /// The elements from row to row of a matrix whose rows have no gaps and do not overlap.
     fn row_pitch(&self) -> Result<u64> {
         let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);

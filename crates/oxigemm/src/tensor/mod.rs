@@ -230,6 +230,52 @@ impl Tensor {
         Ok(Tensor { layout: self.layout.reshape(dims)?, ..self.clone() })
     }
 
+    /// Elements of any type in the bytes of this tensor from `start` on, which is a multiple of their size.
+    ///
+    /// So one allocation holds several tensors. This one must be contiguous.
+    ///
+    /// ```
+    /// # use oxigemm::{DType, Device, Tensor};
+    /// let memory = Tensor::zeros(DType::U8, &[1024], &Device::Cpu)?;
+    /// let scales = memory.part(512, DType::F32, &[8, 16])?;
+    /// assert_eq!(scales.address(), memory.address() + 512);
+    /// assert!(memory.part(513, DType::F32, &[8]).is_err());
+    /// # Ok::<(), oxigemm::Error>(())
+    /// ```
+    pub fn part(&self, start: usize, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+        if !self.is_contiguous() {
+            return Err(Error::Stride {
+                argument: "tensor",
+                expected: "a contiguous tensor, whose bytes alone can be parts".to_owned(),
+                found: format!("strides {:?} for {:?}", self.strides(), self.dims()),
+            });
+        }
+        let layout = Layout::contiguous(dims, dtype.size())?;
+        let bytes = self.len() * self.dtype.size();
+        if start.checked_add(layout.len() * dtype.size()).is_none_or(|end| end > bytes) {
+            return Err(Error::Shape {
+                argument: "range",
+                expected: format!("{dims:?} of {dtype} from byte {start} on within {bytes} bytes"),
+                found: format!("{} bytes", layout.len() * dtype.size()),
+            });
+        }
+        let offset = self.offset + start;
+        if !offset.is_multiple_of(dtype.size()) {
+            return Err(Error::Alignment {
+                argument: "start",
+                expected: format!("a multiple of {} bytes, the size of {dtype}", dtype.size()),
+                found: start.to_string(),
+            });
+        }
+        Ok(Tensor { storage: self.storage.clone(), dtype, layout, offset })
+    }
+
+    /// A matrix whose rows are all this vector. It can be read only.
+    pub(crate) fn repeated(&self, rows: usize) -> Result<Tensor> {
+        let layout = Layout::strided(&[rows, self.len()], &[0, 1], self.dtype.size())?;
+        Ok(Tensor { layout, ..self.clone() })
+    }
+
     /// The same elements with two dimensions swapped.
     pub fn transpose(&self, first: usize, second: usize) -> Result<Tensor> {
         Ok(Tensor { layout: self.layout.transpose(first, second)?, ..self.clone() })

@@ -25,6 +25,8 @@ const ORDER: &[&[&str]] = &[
     &["reference"],
     &["gemm", "quantize"],
     &["attention", "hyper_connection", "moe"],
+    // Layers that own weights and call the functions.
+    &["layers"],
 ];
 
 #[test]

@@ -10,6 +10,7 @@ Importing the package touches no GPU and imports neither torch nor numpy.
 from __future__ import annotations
 
 import os as _os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import _oxigemm
 from ._oxigemm import __version__, get_device, set_device
@@ -21,6 +22,22 @@ from . import _ops, config, deep_gemm, fused, moe, quantization  # noqa: E402
 from ._install import install_as_deep_gemm  # noqa: E402
 
 _ops.register_with_torch()
+
+
+if _TYPE_CHECKING:
+    from . import nn as nn
+    from .nn import optimize as optimize
+else:
+
+    def __getattr__(name):
+        """``nn`` and its ``optimize`` need torch, which is imported with them."""
+        if name in ("nn", "optimize"):
+            import importlib
+
+            module = importlib.import_module(".nn", __name__)
+            return module if name == "nn" else module.optimize
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ArgumentError",

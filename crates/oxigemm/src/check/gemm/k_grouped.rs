@@ -33,7 +33,7 @@ impl GemmDesc {
         if let Some(host) = &groups.host {
             host.check(count, (extent, unit), scales.map(|_| blocks))?;
         }
-        let output = Output::new(d, c.as_ref(), true)?;
+        let output = Output::new(d, c.as_ref(), true, false)?;
         if extent == 0 || (scales.is_some() && blocks == 0) {
             return Ok(Checked::without_product(output.c));
         }

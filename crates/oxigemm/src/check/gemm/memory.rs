@@ -26,8 +26,9 @@ pub(super) struct TmaOperand {
 }
 
 impl Output {
-    /// D with `c` added. Slabs of both are the same distance apart, which is whole rows where `whole_rows`.
-    pub fn new(d: &Operand, c: Option<&Operand>, whole_rows: bool) -> Result<Output> {
+    /// D with `c` added. Slabs of both are the same distance apart, which is whole rows where `whole_rows`. Rows of `c`
+    /// may be one and the same where `one_row`.
+    pub fn new(d: &Operand, c: Option<&Operand>, whole_rows: bool, one_row: bool) -> Result<Output> {
         let layout = |operand: &Operand| match whole_rows {
             false => operand.plain_slabs(),
             true => {
@@ -37,6 +38,11 @@ impl Output {
         };
         let (pitch, slab, memory) = layout(d)?;
         let Some(c) = c else { return Ok(Output { pitch, slab, memory, c: Accumulate::None }) };
+        if one_row && c.is_one_row() {
+            let (_, memory_of_row) = c.first_row().plain_rows()?;
+            d.expect_apart(&memory, c, &memory_of_row)?;
+            return Ok(Output { pitch, slab, memory, c: Accumulate::From { pitch: 0 } });
+        }
         let (c_pitch, c_slab, c_memory) = layout(c)?;
         let (unit, [c_distance, distance]) = match whole_rows {
             true => ("rows", [u64::from(c_slab) / c_pitch, u64::from(slab) / pitch]),

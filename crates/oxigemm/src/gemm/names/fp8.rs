@@ -26,6 +26,8 @@ use crate::tensor::Tensor;
 /// of a row in each, the first in the lowest byte: `[M, ceil(ceil(K/128)/4)]`. A kernel unpacks them, exactly, into the
 /// workspace of the stream (see [`fp8_gemm`]) before the GEMM.
 ///
+/// Rows of `c` may all be one row (a row stride of 0), such as a bias; then K must not be 0.
+///
 /// Accumulators of 128 products are promoted to FP32. The same call gives the same bits.
 /// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen. In the
 /// simulator it returns when the kernel is done.

@@ -23,8 +23,9 @@ import torch
 from transformers.integrations import deepgemm as _table
 from transformers.integrations import finegrained_fp8 as _fp8
 
-from .. import deep_gemm, fused, moe, quantization
+from .. import deep_gemm, fused, quantization
 from ..errors import OxigemmError
+from ..nn.experts import is_silu, routed
 
 __all__ = ["experts_forward", "fuse", "install", "uninstall"]
 
@@ -100,10 +101,6 @@ def _is_fp8_block(weight: Any, scale: Any, block_size: Any) -> bool:
     )
 
 
-def _is_silu(function: Any) -> bool:
-    return isinstance(function, torch.nn.SiLU) or type(function).__name__ == "SiLUActivation"
-
-
 def _has_fused_experts(experts: Any) -> bool:
     """Whether ``experts_forward`` computes what these experts do."""
     return (
@@ -114,7 +111,7 @@ def _has_fused_experts(experts: Any) -> bool:
         and experts.activation_scheme == "dynamic"
         and experts.swiglu_alpha is None
         and experts.limit is None
-        and _is_silu(experts.act_fn)
+        and is_silu(experts.act_fn)
         and experts.intermediate_dim % 128 == 0
         and _is_fp8_block(experts.gate_up_proj, experts.gate_up_proj_scale_inv, experts.block_size)
         and _is_fp8_block(experts.down_proj, experts.down_proj_scale_inv, experts.block_size)
@@ -130,36 +127,8 @@ def experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weigh
     """
     if not _has_fused_experts(self) or hidden_states.dtype != torch.bfloat16:
         return _table.deepgemm_fp8_fp4_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    alignment = deep_gemm.get_mk_alignment_for_contiguous_layout()
-    ids = top_k_index.to(torch.int32).contiguous()
-    tokens, _, ends, places = moe.permute(ids, self.num_experts, alignment)
-    rows, inner, outer = tokens.shape[0], self.intermediate_dim, hidden_states.shape[-1]
-    expected_m = max(1, ids.numel() // self.num_experts)
-
-    activations = quantization.gather_quantize(hidden_states, tokens)
-    codes = torch.empty(rows, inner, device=hidden_states.device, dtype=torch.float8_e4m3fn)
-    scales = torch.empty(rows, inner // 128, device=hidden_states.device)
-    fused.m_grouped_fp8_gemm_nt_fused(
-        activations,
-        (self.gate_up_proj, self.gate_up_proj_scale_inv),
-        codes,
-        grouped_layout=ends,
-        use_psum_layout=True,
-        expected_m=expected_m,
-        activation="silu",
-        gated=True,
-        d_scales=scales,
-    )
-    out = torch.empty(rows, outer, device=hidden_states.device, dtype=torch.bfloat16)
-    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
-        (codes, scales),
-        (self.down_proj, self.down_proj_scale_inv),
-        out,
-        ends,
-        use_psum_layout=True,
-        expected_m_for_psum_layout=expected_m,
-    )
-    return moe.unpermute(out, places, top_k_weights.to(torch.float32).contiguous())
+    weights = (self.gate_up_proj, self.gate_up_proj_scale_inv), (self.down_proj, self.down_proj_scale_inv)
+    return routed(hidden_states, top_k_index, top_k_weights, *weights)
 
 
 class _Casts(threading.local):
@@ -238,7 +207,7 @@ def _has_fused_mlp(module: Any) -> bool:
     linears = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     return (
         all(linear is not None and _is_fused_linear(linear) and linear.bias is None for linear in linears)
-        and _is_silu(getattr(module, "act_fn", None))
+        and is_silu(getattr(module, "act_fn", None))
         and linears[0].weight.shape == linears[1].weight.shape
         and linears[0].out_features % 128 == 0
         and _MLP in inspect.getsource(type(module).forward)
