@@ -49,6 +49,12 @@ impl OperandTile {
         }
     }
 
+    /// A depth of K as its tensor map counts it: FP4 beside FP4 is copied as bytes of two.
+    pub fn depth_in_map<'k>(&self, depth: U32<'k>) -> U32<'k> {
+        let is_packed = self.block_k * self.operand.element.bits() == LINE_BYTES * 8;
+        if self.operand.element == ElementType::E2m1 && is_packed { depth / 2 } else { depth }
+    }
+
     /// The tensor loads of a tile that begins at `row` of M or N and at `depth` of K: the coordinates of each, and where
     /// it goes.
     pub fn boxes<'k>(
@@ -57,6 +63,7 @@ impl OperandTile {
         tile: Shared<'k>,
     ) -> impl Iterator<Item = ([U32<'k>; 2], Shared<'k>)> {
         let (major, width, panel_bytes) = (self.operand.major, self.line_rows(), self.block_k * LINE_BYTES);
+        let depth = self.depth_in_map(depth);
         let count = if major == Major::K { 1 } else { self.rows / width };
         (0..count).map(move |panel| match major {
             Major::K => ([depth, row], tile),

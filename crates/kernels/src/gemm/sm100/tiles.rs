@@ -1,7 +1,7 @@
 //! Tiles and stages of the Blackwell kernels: the closed set.
 //!
 //! A pair's tile has 256 rows, a single CTA's 128. Two accumulators and the scales of a stage share the 512 columns of
-//! tensor memory: tiles of operands with scales that have more than 224 columns have one accumulator.
+//! tensor memory: tiles of operands with scales that have more than 192 columns have one accumulator.
 
 use super::{Kernel, persistent, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
@@ -23,7 +23,7 @@ const F16_FUSED: &[Tile] = &[(256, true, 5), (128, false, 5)];
 const F16_GATED: &[Tile] = &[(256, true, 5), (256, false, 4)];
 
 /// Operands with scales: dense, and m-grouped.
-const SCALED: &[Tile] = &[(224, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
+const SCALED: &[Tile] = &[(192, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
 const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
 /// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator, and there is one only.
 const SCALED_FUSED: &[Tile] = &[(128, true, 6), (128, false, 5)];
@@ -129,5 +129,22 @@ impl Kernel {
     /// Every kernel for Blackwell: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Kernel> {
         Operands::all().flat_map(f16).chain(scaled().flat_map(block_scaled))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::epilogue::Panels;
+
+    #[test]
+    fn epilogue_warps_write_whole_panels() {
+        for kernel in Kernel::all() {
+            let Kernel::Persistent(config) = kernel else { continue };
+            assert!(config.tile_columns().is_multiple_of(Panels::MAP_TILE[1]), "{}", config.name());
+            // Where D is quantized, 128 columns share a scale.
+            let fused = config.fusion != Fusion::None;
+            assert!(!fused || config.tile_columns().is_multiple_of(128), "{}", config.name());
+        }
     }
 }

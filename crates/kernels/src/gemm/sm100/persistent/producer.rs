@@ -48,6 +48,7 @@ impl<'k> Block<'k, '_> {
         if self.cfg.fusion == Fusion::Gated {
             // Gates and ups are parts of B; a CTA of a pair has one of them.
             let (columns, parts) = (self.cfg.tile_columns(), 2 / self.cfg.ctas());
+            let depth = tiles[1].depth_in_map(depth);
             for nth in 0..parts {
                 let part = if self.cfg.pair { rank } else { self.k.constant(nth) };
                 let at: Vec<U32<'k>> = [depth, tile.n, part].into_iter().chain(group).collect();
