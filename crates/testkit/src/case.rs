@@ -200,10 +200,10 @@ impl GemmCase {
         self.epilogue.unwrap_or(EpilogueSpec::NONE)
     }
 
-    /// The type of A and that of B.
+    /// The type of A and that of B; u8 is FP4, two codes each.
     pub fn ab_types(&self) -> [DType; 2] {
         match self.e5m2 {
-            None => [self.types.ab; 2],
+            None => self.types.fp4.map(|fp4| if fp4 { DType::U8 } else { self.types.ab }),
             Some(e5m2) => e5m2.operands().map(|e5m2| if e5m2 { DType::E5m2 } else { DType::E4m3 }),
         }
     }
@@ -253,14 +253,16 @@ impl GemmCase {
     /// Bytes that cross the memory bus at least once: A, B of groups with rows, their scales, D, and C where there is
     /// one.
     pub fn bytes(&self) -> f64 {
-        let element = self.types.ab.size() as f64;
+        let size = |dtype: DType| if dtype == DType::U8 { 0.5 } else { dtype.size() as f64 };
+        let [of_a, of_b] = self.ab_types().map(size);
+        let scale = if self.types.scale_type == DType::F32 { 4.0 } else { 1.0 };
         let of_operands = |&[m, n, k]: &[usize; 3]| {
-            let scales = self.types.scale_blocks.map_or(0, |[of_a, of_b]| {
+            let scales = self.types.scale_blocks.map_or(0, |[block_a, block_b]| {
                 let count =
                     |rows: usize, [down, across]: [usize; 2]| rows.div_ceil(down) * k.div_ceil(across);
-                count(m, of_a) + count(n, of_b)
+                count(m, block_a) + count(n, block_b)
             });
-            ((m + n) * k) as f64 * element + 4.0 * scales as f64
+            (m as f64 * of_a + n as f64 * of_b) * k as f64 + scale * scales as f64
         };
         let operands: f64 = self.gemms().iter().filter(|[m, ..]| *m > 0).map(of_operands).sum();
         let outputs = if self.addend == AddendKind::None { 1.0 } else { 2.0 };

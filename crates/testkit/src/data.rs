@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use oxigemm::cast::{Quantized, ScaleFormat, cast_blocks_to_fp8};
-use oxigemm::{DType, random};
+use oxigemm::cast::{Quantized, cast_blocks_to_fp4, cast_blocks_to_fp8};
+use oxigemm::{DType, Device, LaunchOptions, Tensor, TensorScale, quantize_nvfp4, random};
 
 use crate::Failure;
 use crate::case::{AddendKind, GemmCase, Grouping};
@@ -12,6 +12,9 @@ use crate::case::{AddendKind, GemmCase, Grouping};
 pub fn values(dtype: DType, seed: u64, salt: u64, len: usize) -> Vec<f32> {
     dtype.decode(&dtype.encode(&random::normals(seed.wrapping_mul(4).wrapping_add(salt), len)))
 }
+
+/// Scales of the tensors A and B of NVFP4: operands are standard normals.
+pub const TENSOR_SCALES: [f32; 2] = [0.02, 0.015];
 
 /// A and B quantized; groups may share B.
 pub struct Fp8Pair {
@@ -60,7 +63,12 @@ impl GemmData {
             let own = |salt: u64, len: usize| values(case.types.rounding, seed, salt, len);
             let cast = |values: &[f32], rows: usize, operand: usize| {
                 let block = case.scales.block(&case.types, operand, [rows, k]);
-                cast_blocks_to_fp8(values, rows, k, case.ab_types()[operand], block, ScaleFormat::F32)
+                let (dtype, format) = (case.ab_types()[operand], case.types.scale_format);
+                match dtype {
+                    DType::U8 if case.types.is_nvfp4() => nvfp4(values, [rows, k], TENSOR_SCALES[operand]),
+                    DType::U8 => cast_blocks_to_fp4(values, rows, k, block, format),
+                    _ => cast_blocks_to_fp8(values, rows, k, dtype, block, format),
+                }
             };
             let a_values = own(0, m * k);
             let earlier = case.m_groups().map(|groups| groups.distinct_b.max(1)).filter(|own| group >= *own);
@@ -104,6 +112,27 @@ impl GemmData {
         let len = self.case.groups().unwrap_or(1) * self.case.n;
         values(dtype, self.case.seed, 2, len).iter().map(|x| x * 4.0).collect()
     }
+}
+
+/// A matrix as NVFP4, for a scale of its tensor. The scales are those of blocks.
+fn nvfp4(values: &[f32], [rows, k]: [usize; 2], tensor_scale: f32) -> oxigemm::Result<Quantized> {
+    const BLOCK: usize = 16;
+    let device = &Device::cpu();
+    let x = Tensor::from_f32(DType::F32, values, &[rows, k], device)?;
+    let mut codes = Tensor::zeros(DType::U8, &[rows, k / 2], device)?;
+    let mut scales = Tensor::zeros(DType::E4m3, &[rows, k.div_ceil(BLOCK)], device)?;
+    let given = Tensor::from_slice(&[tensor_scale], &[1], device)?;
+    let options = LaunchOptions::default();
+    quantize_nvfp4(&x, &mut codes, &mut scales, TensorScale::Given(&given), &options)?;
+    Ok(Quantized {
+        dtype: DType::U8,
+        codes: codes.to_bytes()?,
+        scales: scales.to_vec_f32()?,
+        rows,
+        k,
+        rows_per_scale: 1,
+        k_per_scale: BLOCK,
+    })
 }
 
 /// The seed of a group's operands.

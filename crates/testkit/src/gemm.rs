@@ -4,17 +4,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oxigemm::{
-    Addend, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, fp8_gemm,
-    fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed, half_gemm, half_gemm_nt_fused,
+    Addend, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, fp8_fp4_gemm,
+    fp8_gemm, fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed, half_gemm, half_gemm_nt_fused,
     k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous, k_grouped_half_gemm,
-    m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked,
-    m_grouped_half_gemm, m_grouped_half_gemm_nt_fused,
+    m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm,
+    m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt,
 };
 
 use crate::Failure;
 use crate::GroupLayout;
 use crate::case::{AddendKind, GemmCase, Grouping};
-use crate::data::GemmData;
+use crate::data::{GemmData, TENSOR_SCALES};
 use crate::judge::{Effort, Verdict, judge_gemm};
 use crate::memory::{Fill, POISON, poison};
 use crate::plan;
@@ -141,7 +142,18 @@ impl Gemm {
             };
         }
         let d = &mut self.d;
+        if let (true, Some([sfa, sfb])) = (case.types.is_nvfp4(), &self.scales) {
+            let (a, b) = ((a, sfa), (b, sfb));
+            return match row_groups(case, self.numbers.as_ref()) {
+                Some(groups) => m_grouped_nvfp4_gemm_nt(a, b, d, groups, TENSOR_SCALES, options),
+                None => nvfp4_gemm_nt(a, b, addend, d, TENSOR_SCALES, options),
+            };
+        }
+        let fp4 = case.types.has_fp4();
         match (&case.grouping, &self.scales) {
+            (Grouping::Dense, Some([sfa, sfb])) if fp4 => {
+                fp8_fp4_gemm(layout, (a, sfa), (b, sfb), addend, d, options)
+            }
             (Grouping::Dense, Some([sfa, sfb])) => fp8_gemm(layout, (a, sfa), (b, sfb), addend, d, options),
             (Grouping::Dense, None) => half_gemm(layout, a, b, addend, d, options),
             (Grouping::Summed(_), _) => half_bgemm_nt_summed(a, b, addend, d, options),
@@ -163,11 +175,17 @@ impl Gemm {
                 (None, None) => half_bgemm(layout, a, b, addend, d, options),
                 (Some(groups), None) => m_grouped_half_gemm(layout, a, b, addend, d, groups, options),
                 (Some(RowGroups::Masked { masked_m, expected_m }), Some([sfa, sfb])) => {
-                    m_grouped_fp8_gemm_nt_masked((a, sfa), (b, sfb), d, masked_m, expected_m, options)
+                    let function =
+                        if fp4 { m_grouped_fp8_fp4_gemm_nt_masked } else { m_grouped_fp8_gemm_nt_masked };
+                    function((a, sfa), (b, sfb), d, masked_m, expected_m, options)
                 }
                 (Some(RowGroups::Contiguous { rows, alignment, expected_m }), Some([sfa, sfb])) => {
                     let (a, b) = ((a, sfa), (b, sfb));
-                    m_grouped_fp8_gemm_nt_contiguous(a, b, d, rows, alignment, expected_m, options)
+                    let function = match fp4 {
+                        true => m_grouped_fp8_fp4_gemm_nt_contiguous,
+                        false => m_grouped_fp8_gemm_nt_contiguous,
+                    };
+                    function(a, b, d, rows, alignment, expected_m, options)
                 }
             },
         }

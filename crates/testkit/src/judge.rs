@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::case::{AddendKind, GemmCase};
-use crate::data::{Fp8Pair, GroupData};
+use crate::data::{Fp8Pair, GroupData, TENSOR_SCALES};
 
 /// The largest distance from the exact product.
 pub const DIFF_LIMIT: f64 = 1e-5;
@@ -28,9 +28,11 @@ const FEW: usize = 4096;
 
 impl GemmCase {
     /// The largest distance from the product before quantization: a mantissa of e5m2 has a bit less, which is four
-    /// times the distance.
+    /// times the distance, and one of e2m1 two.
     pub fn unquantized_limit(&self) -> f64 {
-        if self.e5m2.is_some() { 4.0 * UNQUANTIZED_LIMIT } else { UNQUANTIZED_LIMIT }
+        let of_fp4 = self.types.fp4.iter().filter(|fp4| **fp4).count() as f64;
+        let of_fp8 = if self.e5m2.is_some() { 4.0 } else { 1.0 };
+        (of_fp8 + 16.0 * of_fp4) * UNQUANTIZED_LIMIT
     }
 }
 
@@ -113,6 +115,10 @@ pub(crate) fn judge_gemm(
         Some(Fp8Pair { a, b }) => reference::fp8_gemm_nt_rows(&a.as_matrix(), &b.as_matrix(), &rows)?,
         None => reference::gemm_nt_rows(&data.a_values, &data.b_values, data.dims, &rows)?,
     };
+    if case.types.is_nvfp4() {
+        let [a, b] = TENSOR_SCALES;
+        exact.iter_mut().for_each(|x| *x *= f64::from(a * b));
+    }
     let addend = data.c.as_deref().filter(|_| case.addend != AddendKind::None).map(pick);
     add(&mut exact, addend.as_deref());
     let diff = calc_diff(&found, &exact);

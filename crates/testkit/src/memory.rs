@@ -139,20 +139,41 @@ pub fn scale_matrices(
     if transposed { matrices.transpose(1, 2) } else { Ok(matrices) }
 }
 
-/// A matrix of scales, given row by row; what lies between is poison, or uninitialized.
+/// A matrix of scales, given row by row, in elements of a type; what lies between is poison, or uninitialized.
 pub fn scale_matrix(
     scales: &[f32],
     [rows, blocks]: [usize; 2],
+    dtype: DType,
     order: ScaleOrder,
     fill: Fill,
     device: &Device,
 ) -> Result<Tensor, Failure> {
-    let memory = |len| fill.output(DType::F32, &[len], device);
-    let mut matrix = scale_matrices([1, rows, blocks], order, memory)?.select(0)?;
+    let memory = |len| fill.output(dtype, &[len], device);
+    let mut matrix = scale_matrices([1, rows, scale_columns(blocks, dtype)], order, memory)?.select(0)?;
     if !scales.is_empty() {
-        matrix.write_f32(scales)?;
+        matrix.write_bytes(&scale_bytes(scales, blocks, dtype))?;
     }
     Ok(matrix)
+}
+
+/// Elements of a row of so many scales: words of four, or one each.
+pub fn scale_columns(blocks: usize, dtype: DType) -> usize {
+    if dtype == DType::I32 { blocks.div_ceil(4) } else { blocks }
+}
+
+/// Scales, row by row, as the bytes of elements of a type: u8 and i32 are UE8M0, of scales that are powers of two. What is
+/// left of the last word of a row is 0.
+pub fn scale_bytes(scales: &[f32], blocks: usize, dtype: DType) -> Vec<u8> {
+    let exponent = |scale: &f32| (scale.to_bits() >> 23) as u8;
+    match dtype {
+        DType::U8 => scales.iter().map(exponent).collect(),
+        DType::I32 => {
+            let fill = blocks.next_multiple_of(4) - blocks;
+            let row = |row: &[f32]| row.iter().map(exponent).chain(vec![0; fill]).collect::<Vec<u8>>();
+            scales.chunks(blocks.max(1)).flat_map(row).collect()
+        }
+        dtype => dtype.encode(scales),
+    }
 }
 
 /// A matrix with rows and columns exchanged.

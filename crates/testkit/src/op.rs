@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use oxigemm::cast::ScaleFormat;
 use oxigemm::{DType, GemmLayout};
 
 /// Something that users name, with a sentence about it.
@@ -56,8 +57,14 @@ pub struct OperandTypes {
     pub name: &'static str,
     /// The type of A and B, where no e5m2 is asked for.
     pub ab: DType,
+    /// Which of A and B are FP4 instead.
+    pub fp4: [bool; 2],
     /// Rows and columns that share a scale, of A and of B. None where operands have no scales.
     pub scale_blocks: Option<[[usize; 2]; 2]>,
+    /// Which scales are drawn.
+    pub scale_format: ScaleFormat,
+    /// The type of the tensors of scales: f32, bytes (u8, e4m3), or i32 with four of a row in each.
+    pub scale_type: DType,
     /// The type that random operands are rounded to, before they are quantized.
     pub rounding: DType,
     /// The types that D may have.
@@ -68,7 +75,10 @@ pub struct OperandTypes {
 pub const FP8: OperandTypes = OperandTypes {
     name: "fp8",
     ab: DType::E4m3,
+    fp4: [false; 2],
     scale_blocks: Some([[1, 128], [128, 128]]),
+    scale_format: ScaleFormat::F32,
+    scale_type: DType::F32,
     rounding: DType::Bf16,
     d_types: [DType::Bf16, DType::F32],
 };
@@ -80,6 +90,28 @@ pub const FP8_1X32: OperandTypes = OperandTypes { name: "fp8-1x32", scale_blocks
 /// FP8 with 1x32 scales for A and 32x32 scales for B.
 pub const FP8_32X32: OperandTypes =
     OperandTypes { name: "fp8-32x32", scale_blocks: Some([[1, 32], [32, 32]]), ..FP8 };
+/// FP8 with 1x128 scales for A and 128x128 scales for B, all UE8M0, four in a word.
+pub const FP8_UE8M0: OperandTypes =
+    OperandTypes { name: "fp8-ue8m0", scale_format: ScaleFormat::PowerOfTwo, scale_type: DType::I32, ..FP8 };
+/// FP8 with 1x32 scales, bytes of UE8M0.
+pub const MXFP8: OperandTypes =
+    OperandTypes { name: "mxfp8", scale_blocks: Some([[1, 32]; 2]), scale_type: DType::U8, ..FP8_UE8M0 };
+/// FP4 with 1x32 scales, UE8M0, four in a word.
+pub const MXFP4: OperandTypes =
+    OperandTypes { name: "mxfp4", fp4: [true; 2], scale_type: DType::I32, ..MXFP8 };
+/// FP4 with 1x16 scales of E4M3, and a scale of each tensor.
+pub const NVFP4: OperandTypes =
+    OperandTypes { name: "nvfp4", scale_blocks: Some([[1, 16]; 2]), scale_type: DType::E4m3, ..MXFP4 };
+/// FP8 with 1x128 scales beside FP4 with 1x32 scales, FP32 scales that are powers of two.
+pub const FP8_FP4: OperandTypes = OperandTypes {
+    name: "fp8-fp4",
+    fp4: [false, true],
+    scale_blocks: Some([[1, 128], [1, 32]]),
+    scale_type: DType::F32,
+    ..FP8_UE8M0
+};
+/// FP4 beside FP8, both with 1x32 scales, bytes of UE8M0.
+pub const FP4_FP8: OperandTypes = OperandTypes { name: "fp4-fp8", fp4: [true, false], ..MXFP8 };
 /// BF16.
 pub const BF16: OperandTypes = OperandTypes { name: "bf16", ab: DType::Bf16, scale_blocks: None, ..FP8 };
 /// FP16.
@@ -95,6 +127,16 @@ impl OperandTypes {
     /// Whether A and B have scales.
     pub fn has_scales(&self) -> bool {
         self.scale_blocks.is_some()
+    }
+
+    /// Whether an operand is FP4.
+    pub fn has_fp4(&self) -> bool {
+        self.fp4 != [false; 2]
+    }
+
+    /// Whether the operands are NVFP4, whose tensors have scales as well.
+    pub fn is_nvfp4(&self) -> bool {
+        self.scale_type == DType::E4m3
     }
 
     /// Number by which random draws for different operand types differ.
@@ -170,7 +212,7 @@ const fn unfused(
 
 /// All operations; the first is the default.
 #[rustfmt::skip]
-const OPS: [Op; 24] = [
+const OPS: [Op; 42] = [
     row("fp8", "Dense FP8 GEMM, 1D2D scales: fp8_gemm_nt", FP8, Dense, &GemmLayout::ALL),
     unfused("fp8-1d1d", "Dense FP8 GEMM, 1D1D scales: fp8_gemm_nt", FP8_1D1D, Dense, &[Nt]),
     row("fp8-contiguous", "m-grouped contiguous FP8 GEMM: m_grouped_fp8_gemm_nt_contiguous", FP8, MGroupedContiguous, &[]),
@@ -195,6 +237,24 @@ const OPS: [Op; 24] = [
     unfused("fp8-32x32", "Dense FP8 GEMM, 1x32 and 32x32 scales: fp8_gemm_nt", FP8_32X32, Dense, &GemmLayout::ALL),
     unfused("fp8-32x32-contiguous", "m-grouped contiguous FP8 GEMM, 1x32 and 32x32 scales: m_grouped_fp8_gemm_nt_contiguous", FP8_32X32, MGroupedContiguous, &[]),
     unfused("fp8-32x32-masked", "m-grouped masked FP8 GEMM, 1x32 and 32x32 scales: m_grouped_fp8_gemm_nt_masked", FP8_32X32, MGroupedMasked, &[]),
+    unfused("mxfp8", "Dense MXFP8 GEMM, UE8M0 scales of 32: fp8_fp4_gemm_nt", MXFP8, Dense, &GemmLayout::ALL),
+    unfused("mxfp8-contiguous", "m-grouped contiguous MXFP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_contiguous", MXFP8, MGroupedContiguous, &[]),
+    unfused("mxfp8-masked", "m-grouped masked MXFP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_masked", MXFP8, MGroupedMasked, &[]),
+    unfused("mxfp4", "Dense MXFP4 GEMM, UE8M0 scales of 32: fp4_gemm_nt", MXFP4, Dense, &GemmLayout::ALL),
+    unfused("mxfp4-contiguous", "m-grouped contiguous MXFP4 GEMM, UE8M0 scales of 32: m_grouped_fp4_gemm_nt_contiguous", MXFP4, MGroupedContiguous, &[]),
+    unfused("mxfp4-masked", "m-grouped masked MXFP4 GEMM, UE8M0 scales of 32: m_grouped_fp4_gemm_nt_masked", MXFP4, MGroupedMasked, &[]),
+    unfused("nvfp4", "Dense NVFP4 GEMM, E4M3 scales of 16: nvfp4_gemm_nt", NVFP4, Dense, &[Nt]),
+    unfused("nvfp4-contiguous", "m-grouped contiguous NVFP4 GEMM, E4M3 scales of 16: m_grouped_nvfp4_gemm_nt", NVFP4, MGroupedContiguous, &[]),
+    unfused("nvfp4-masked", "m-grouped masked NVFP4 GEMM, E4M3 scales of 16: m_grouped_nvfp4_gemm_nt", NVFP4, MGroupedMasked, &[]),
+    unfused("fp8-fp4", "Dense FP8 by FP4 GEMM, scales of 128 and 32: fp8_fp4_gemm_nt", FP8_FP4, Dense, &GemmLayout::ALL),
+    unfused("fp8-fp4-contiguous", "m-grouped contiguous FP8 by FP4 GEMM, scales of 128 and 32: m_grouped_fp8_fp4_gemm_nt_contiguous", FP8_FP4, MGroupedContiguous, &[]),
+    unfused("fp8-fp4-masked", "m-grouped masked FP8 by FP4 GEMM, scales of 128 and 32: m_grouped_fp8_fp4_gemm_nt_masked", FP8_FP4, MGroupedMasked, &[]),
+    unfused("fp4-fp8", "Dense FP4 by FP8 GEMM, UE8M0 scales of 32: fp8_fp4_gemm_nt", FP4_FP8, Dense, &GemmLayout::ALL),
+    unfused("fp4-fp8-contiguous", "m-grouped contiguous FP4 by FP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_contiguous", FP4_FP8, MGroupedContiguous, &[]),
+    unfused("fp4-fp8-masked", "m-grouped masked FP4 by FP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_masked", FP4_FP8, MGroupedMasked, &[]),
+    unfused("fp8-ue8m0", "Dense FP8 GEMM, UE8M0 scales of 128: fp8_fp4_gemm_nt", FP8_UE8M0, Dense, &GemmLayout::ALL),
+    unfused("fp8-ue8m0-contiguous", "m-grouped contiguous FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_contiguous", FP8_UE8M0, MGroupedContiguous, &[]),
+    unfused("fp8-ue8m0-masked", "m-grouped masked FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_masked", FP8_UE8M0, MGroupedMasked, &[]),
 ];
 
 impl Op {
@@ -257,6 +317,7 @@ mod tests {
             assert_eq!(op.name == op.types.name, op.grouping == Dense, "{op}");
         }
         assert_eq!((FP8.salt(), BF16.salt(), FP16.salt()), (0, 8, 9));
+        assert!(Op::all().iter().all(|op| op.types.scale_type == DType::F32 || op.types.has_scales()));
         assert_eq!(Op::k_grouped_forms().len(), 6);
     }
 }

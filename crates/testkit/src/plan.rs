@@ -13,10 +13,14 @@ use oxigemm_kernels::gemm::transpose_k_grouped::result_extent;
 use crate::case::{GemmCase, Grouping};
 use crate::groups::MGroups;
 use crate::op::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP16, Op, OperandTypes};
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::ElementType;
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 
 /// The plan for a case, or `None` where no kernel, or not this configuration, serves it.
 pub fn plan(case: &GemmCase, config: Option<GemmConfig>, limits: &Limits) -> Option<Plan> {
-    plan::plan(&PlanRequest { config, ..request(case) }, limits).ok()
+    plan::plan(&PlanRequest { config, ..request(case, limits.arch) }, limits).ok()
 }
 
 /// The plan of a batch-invariant call.
@@ -24,7 +28,7 @@ pub fn batch_invariant_plan(case: &GemmCase, limits: &Limits) -> Option<Plan> {
     if matches!(case.grouping, Grouping::Summed(_)) {
         return None;
     }
-    plan::plan(&PlanRequest { batch_invariant: true, ..request(case) }, limits).ok()
+    plan::plan(&PlanRequest { batch_invariant: true, ..request(case, limits.arch) }, limits).ok()
 }
 
 /// The same in a K order.
@@ -34,16 +38,16 @@ pub fn plan_in_order(
     k_order: KOrder,
     limits: &Limits,
 ) -> Option<Plan> {
-    plan::plan(&PlanRequest { config, k_order: Some(k_order), ..request(case) }, limits).ok()
+    plan::plan(&PlanRequest { config, k_order: Some(k_order), ..request(case, limits.arch) }, limits).ok()
 }
 
 /// All candidates for a case with their estimates, the best first.
 pub fn rank(case: &GemmCase, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
-    plan::rank(&request(case), limits)
+    plan::rank(&request(case, limits.arch), limits)
 }
 
-/// What planning is told of a case.
-fn request(case: &GemmCase) -> PlanRequest {
+/// What planning is told of a case on an architecture.
+fn request(case: &GemmCase, arch: Arch) -> PlanRequest {
     let [m, n, k] = [case.m, case.fused().columns(case.n), case.k].map(|x| x as u32);
     let shape = match &case.grouping {
         Grouping::Dense => PlanShape::Dense(GemmShape { m, n, k }),
@@ -55,8 +59,10 @@ fn request(case: &GemmCase) -> PlanRequest {
         Grouping::M(groups) => PlanShape::MGrouped(m_shape(case, groups)),
         Grouping::K(ks) => PlanShape::KGrouped(k_shape(case, ks)),
     };
-    let plain = PlanRequest::new(operand_kind(case), shape);
+    let plain = PlanRequest::new(operand_kind_on(case, arch), shape);
     match case.epilogue.map(|epilogue| epilogue.fused()) {
+        // The scales of both tensors are a factor.
+        None if case.types.is_nvfp4() => PlanRequest { fusion: Fusion::Elementwise, ..plain },
         None => plain,
         Some(fused) => {
             PlanRequest { fusion: fused.fusion, quantized_output: fused.quantized.is_some(), ..plain }
@@ -73,7 +79,7 @@ pub(crate) fn accumulator_options(case: &GemmCase, last: &GemmOptions, device: &
     // The CPU splits nothing.
     let Some(limits) = device.limits() else { return unsplit };
     let limits = last.num_sms.map_or(*limits, |sms| limits.restricted_to(sms));
-    let request = PlanRequest { batch_invariant: last.batch_invariant, ..request(case) };
+    let request = PlanRequest { batch_invariant: last.batch_invariant, ..request(case, limits.arch) };
     let best = || plan::plan(&request, &limits).expect("every dense case has a plan").config;
     let config = last.config.unwrap_or_else(best);
     if !config.is_split_k() || config.split_k == 1 {
@@ -86,17 +92,43 @@ pub(crate) fn accumulator_options(case: &GemmCase, last: &GemmOptions, device: &
     GemmOptions { config: Some(plain), ..Default::default() }
 }
 
-/// Types, majors and scales of the operands of a case.
+/// Types, majors and scales of the operands of a case, as kernels of an architecture read them.
+pub fn operand_kind_on(case: &GemmCase, arch: Arch) -> OperandKind {
+    match (case.types.scale_blocks, &case.grouping) {
+        (Some(_), Grouping::Dense | Grouping::M(_)) if arch == Arch::Sm100a => block_scaled(case),
+        _ => operand_kind(case),
+    }
+}
+
+/// The same where kernels multiply sums with FP32 scales. FP4 has scales that the tensor core applies.
 pub fn operand_kind(case: &GemmCase) -> OperandKind {
-    match (case.e5m2, case.types.ab) {
-        (Some(e5m2), _) => OperandKind::fp8_e5m2(e5m2),
-        (_, DType::Bf16) => OperandKind::f16(case.layout.operands(Half::Bf16)),
-        (_, DType::F16) => OperandKind::f16(case.layout.operands(Half::F16)),
-        _ if case.types == FP8_1D1D => OperandKind::FP8_1D1D,
-        _ if case.types == FP8_1X32 => OperandKind::FP8_1X32,
-        _ if case.types == FP8_32X32 => OperandKind::FP8_32X32,
+    match (case.e5m2, case.types.ab, case.types.scale_blocks) {
+        (Some(e5m2), ..) => OperandKind::fp8_e5m2(e5m2),
+        (_, DType::Bf16, _) => OperandKind::f16(case.layout.operands(Half::Bf16)),
+        (_, DType::F16, _) => OperandKind::f16(case.layout.operands(Half::F16)),
+        _ if case.types.has_fp4() => block_scaled(case),
+        (.., Some([[1, 128], [1, 128]])) => OperandKind::FP8_1D1D,
+        (.., Some([[1, 32], [1, 32]])) => OperandKind::FP8_1X32,
+        (.., Some([[1, 32], [32, 32]])) => OperandKind::FP8_32X32,
         _ => OperandKind::FP8,
     }
+}
+
+/// The same where the tensor core applies scales, of the finest granularity of both.
+fn block_scaled(case: &GemmCase) -> OperandKind {
+    let elements = case.ab_types().map(|dtype| match dtype {
+        DType::U8 => ElementType::E2m1,
+        DType::E5m2 => ElementType::E5m2,
+        _ => ElementType::E4m3,
+    });
+    let [[_, of_a], [rows_of_b, of_b]] = case.types.scale_blocks.unwrap_or([[1, 128]; 2]);
+    let block = match of_a.min(of_b) {
+        16 => ScaleBlock::Of16,
+        32 => ScaleBlock::Of32,
+        _ => ScaleBlock::Of128,
+    };
+    let blocks = rows_of_b == 128 && block == ScaleBlock::Of128;
+    OperandKind::block_scaled(elements, if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows }, block)
 }
 
 /// The operands and the layout that a kernel serves.

@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::case::{GemmCase, Grouping};
 use crate::data::GemmData;
 use crate::gemm::Gemm;
-use crate::memory::scale_matrices;
+use crate::memory::{scale_columns, scale_matrices};
 use crate::upload::output;
 
 /// Elements of a pattern: no power of two, so that no two rows or groups begin alike.
@@ -19,6 +19,7 @@ pub struct Patterns {
     e4m3: Tensor,
     bf16: Tensor,
     f16: Tensor,
+    fp4: Tensor,
     scales: Tensor,
 }
 
@@ -34,6 +35,7 @@ impl Patterns {
             e4m3: of(DType::E4m3, &codes)?,
             bf16: of(DType::Bf16, &values)?,
             f16: of(DType::F16, &values)?,
+            fp4: Tensor::from_bytes(DType::U8, &DType::E4m3.encode(&codes), &[PATTERN], device)?,
             scales: of(DType::F32, &scales)?,
         })
     }
@@ -44,6 +46,7 @@ impl Patterns {
             DType::Bf16 => &self.bf16,
             DType::F16 => &self.f16,
             DType::F32 => &self.scales,
+            DType::U8 => &self.fp4,
             _ => &self.e4m3,
         };
         let len = dims.iter().product();
@@ -65,20 +68,29 @@ impl GemmCase {
             Grouping::M(groups) => (groups.slabs(), Some(groups)),
             Grouping::Summed(_) | Grouping::K(_) => return Err("only dense and m-grouped GEMMs".into()),
         };
-        let (n, k, dtype) = (self.n, self.k, self.types.ab);
+        let (n, k, [a_type, b_type]) = (self.n, self.k, self.ab_types());
+        let columns = |dtype: DType| if dtype == DType::U8 { k / 2 } else { k };
         let has_slabs = groups.is_some_and(|groups| groups.has_slabs());
         let flat = |x: Tensor| if has_slabs { Ok(x) } else { x.select(0) };
-        let a = flat(patterns.filled(dtype, &[slabs, rows, k], device)?)?;
+        let a = flat(patterns.filled(a_type, &[slabs, rows, columns(a_type)], device)?)?;
         let counts = groups.map_or(1, |groups| groups.sizes.len());
-        let b = patterns.filled(dtype, &[counts, n, k], device)?;
+        let b = patterns.filled(b_type, &[counts, n, columns(b_type)], device)?;
         let b = if groups.is_some() { b } else { b.select(0)? };
-        let scales = match self.types.has_scales() {
-            false => None,
-            true => {
-                let memory = |len| patterns.filled(DType::F32, &[len], device);
-                let blocks = k.div_ceil(128);
-                let sfa = flat(scale_matrices([slabs, rows, blocks], self.sfa, memory)?)?;
-                let sfb = scale_matrices([counts, n.div_ceil(128), blocks], self.sfb, memory)?;
+        let scale_type = self.types.scale_type;
+        let scales = match self.types.scale_blocks {
+            None => None,
+            Some([[_, of_a], [rows_of_b, of_b]]) => {
+                let memory = |len| match scale_type {
+                    DType::F32 => patterns.filled(DType::F32, &[len], device),
+                    // 2^-7 as UE8M0, and 1 as E4M3.
+                    dtype => {
+                        let code = if dtype == DType::E4m3 { 0x38 } else { 120 };
+                        Tensor::from_bytes(dtype, &vec![code; len * dtype.size()], &[len], device)
+                    }
+                };
+                let blocks = |of_k: usize| scale_columns(k.div_ceil(of_k), scale_type);
+                let sfa = flat(scale_matrices([slabs, rows, blocks(of_a)], self.sfa, memory)?)?;
+                let sfb = scale_matrices([counts, n.div_ceil(rows_of_b), blocks(of_b)], self.sfb, memory)?;
                 Some([sfa, if groups.is_some() { sfb } else { sfb.select(0)? }])
             }
         };

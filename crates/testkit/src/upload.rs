@@ -8,7 +8,9 @@ use crate::case::{AddendKind, GemmCase, Grouping};
 use crate::data::{Fp8Pair, GemmData, GroupData};
 use crate::gemm::Gemm;
 use crate::groups::MGroups;
-use crate::memory::{Fill, POISON, ScaleOrder, matrix, scale_matrices, scale_matrix, transposed};
+use crate::memory::{
+    Fill, POISON, ScaleOrder, matrix, scale_bytes, scale_columns, scale_matrices, scale_matrix, transposed,
+};
 use crate::plan;
 
 /// Elements of poison before and behind D. A multiple of 16 bytes for every type, so that D stays aligned.
@@ -133,11 +135,18 @@ fn dense(case: &GemmCase, data: &GroupData, device: &Device) -> Result<Inputs, F
     let place = (case.ab_padding, case.at_end);
     if let Some(Fp8Pair { a, b }) = &data.fp8 {
         let codes = |x: &Quantized, k_first: bool| match k_first {
+            // FP4 is contiguous along K, and a view begins with K. Beside FP8, rows are multiples of 32 bytes.
+            _ if x.dtype == DType::U8 => {
+                let place = (fp4_padding(case, x.k, case.ab_padding), case.at_end);
+                let rows = matrix(x.dtype, &x.codes, [x.rows, x.k / 2], place, device)?;
+                Ok(if k_first { rows.transpose(0, 1)? } else { rows })
+            }
             true => matrix(x.dtype, &transposed(&x.codes, [x.rows, x.k]), [x.k, x.rows], place, device),
             false => matrix(x.dtype, &x.codes, [x.rows, x.k], place, device),
         };
         let scales = |x: &Quantized, order: ScaleOrder, k_first: bool| -> Result<Tensor, Failure> {
-            let scales = scale_matrix(&x.scales, x.scale_dims(), order, case.fill, device)?;
+            let dtype = case.types.scale_type;
+            let scales = scale_matrix(&x.scales, x.scale_dims(), dtype, order, case.fill, device)?;
             Ok(if k_first { scales.transpose(0, 1)? } else { scales })
         };
         let both = [scales(a, case.sfa, k_first[0])?, scales(b, case.sfb, k_first[1])?];
@@ -155,6 +164,12 @@ fn dense(case: &GemmCase, data: &GroupData, device: &Device) -> Result<Inputs, F
     };
     let a = lay_out(&data.a_values, [m, k], k_first[0])?;
     Ok(Inputs { a, b: lay_out(&data.b_values, [n, k], k_first[1])?, scales: None, numbers: None })
+}
+
+/// 16-byte units behind each row of an FP4 operand beyond what 16 bytes need.
+fn fp4_padding(case: &GemmCase, k: usize, padding: usize) -> usize {
+    let beside_fp8 = case.types.fp4 != [true; 2];
+    padding + usize::from(beside_fp8) * (((k / 2).div_ceil(16) + padding) % 2)
 }
 
 /// Operands as `[GEMMs, rows, K of each]`, with poison behind every row unless memory is filled with rows.
@@ -177,26 +192,31 @@ fn summed(case: &GemmCase, data: &GroupData, gemms: usize, device: &Device) -> R
 fn m_grouped(data: &GemmData, groups: &MGroups, device: &Device) -> Result<Inputs, Failure> {
     let case = &data.case;
     let (n, k, dtype, [slabs, rows]) = (case.n, case.k, case.types.ab, groups.slabs());
-    let unit = 16 / dtype.size();
-    let matrices = |dims: [usize; 3], padding: usize| -> oxigemm::Result<Tensor> {
-        let pitch = dims[2].next_multiple_of(unit) + padding * unit;
-        case.fill.memory(dtype, &[dims[0], dims[1], pitch], device)?.narrow(2, 0, dims[2])
+    let matrices = |dtype: DType, dims: [usize; 3], padding: usize| -> oxigemm::Result<Tensor> {
+        let fp4 = dtype == DType::U8;
+        let (unit, columns) = (16 / dtype.size(), if fp4 { dims[2] / 2 } else { dims[2] });
+        let padding = if fp4 { fp4_padding(case, k, padding) } else { padding };
+        let pitch = columns.next_multiple_of(unit) + padding * unit;
+        case.fill.memory(dtype, &[dims[0], dims[1], pitch], device)?.narrow(2, 0, columns)
     };
-    let count = groups.sizes.len();
+    let (count, [a_type, b_type]) = (groups.sizes.len(), case.ab_types());
     let a = match groups.interleaved {
-        true => matrices([rows, slabs, k], 0)?.transpose(0, 1)?,
-        false => matrices([slabs, rows, k], 0)?,
+        true => matrices(a_type, [rows, slabs, k], 0)?.transpose(0, 1)?,
+        false => matrices(a_type, [slabs, rows, k], 0)?,
     };
     let k_first = case.layout.b_begins_with_k();
-    let b = matrices(if k_first { [count, k, n] } else { [count, n, k] }, case.ab_padding)?;
-    let memory = |len| case.fill.memory(DType::F32, &[len], device);
+    let b = matrices(b_type, if k_first { [count, k, n] } else { [count, n, k] }, case.ab_padding)?;
+    let scale_type = case.types.scale_type;
+    let memory = |len| case.fill.memory(scale_type, &[len], device);
+    let columns = |of_k: usize| scale_columns(k.div_ceil(of_k), scale_type);
     let scales = match case.types.scale_blocks {
         None => None,
         Some([[_, of_a], [rows_of_b, of_b]]) => Some([
-            scale_matrices([slabs, rows, k.div_ceil(of_a)], case.sfa, memory)?,
-            scale_matrices([count, n.div_ceil(rows_of_b), k.div_ceil(of_b)], case.sfb, memory)?,
+            scale_matrices([slabs, rows, columns(of_a)], case.sfa, memory)?,
+            scale_matrices([count, n.div_ceil(rows_of_b), columns(of_b)], case.sfb, memory)?,
         ]),
     };
+    let scale_bytes = |x: &Quantized| scale_bytes(&x.scales, x.scale_dims()[1], scale_type);
     for (group, (range, data)) in groups.ranges().into_iter().zip(data.groups.iter()).enumerate() {
         let slab = if groups.has_slabs() { group } else { 0 };
         let (of_b, len) = (b.select(group)?, range.len());
@@ -213,9 +233,9 @@ fn m_grouped(data: &GemmData, groups: &MGroups, device: &Device) -> Result<Input
         match (&data.fp8, &scales) {
             (Some(pair), Some([sfa, sfb])) => {
                 write_rows(&a, &pair.a.codes)?;
-                write_rows(sfa, &DType::F32.encode(&pair.a.scales))?;
+                write_rows(sfa, &scale_bytes(&pair.a))?;
                 write(of_b, &pair.b.codes)?;
-                write(sfb.select(group)?, &DType::F32.encode(&pair.b.scales))?;
+                write(sfb.select(group)?, &scale_bytes(&pair.b))?;
             }
             _ => {
                 write_rows(&a, &dtype.encode(&data.a_values))?;
@@ -273,7 +293,7 @@ fn k_grouped(data: &GemmData, ks: &[usize], device: &Device) -> Result<Inputs, F
             }
             first += k.div_ceil(128);
         }
-        let scales = scale_matrix(&scales, [rows, blocks], order, case.fill, device)?;
+        let scales = scale_matrix(&scales, [rows, blocks], DType::F32, order, case.fill, device)?;
         Ok::<_, Failure>((codes, if k_first { scales.transpose(0, 1)? } else { scales }))
     };
     let (a, sfa) = operand(|pair| &pair.a, case.m, case.sfa)?;

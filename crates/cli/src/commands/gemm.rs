@@ -90,6 +90,8 @@ struct Report {
     gb_per_s: Option<f64>,
     anchor_us: Option<f64>,
     #[serde(skip)]
+    quantized: bool,
+    #[serde(skip)]
     unquantized_limit: f64,
     #[serde(flatten)]
     verdict: Verdict,
@@ -170,6 +172,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         gb_per_s: us.map(|us| case.bytes() / us * 1e-3),
         anchor_us: anchor.map(|case| case.figures.call_us),
         nothing_outside_written: untouched,
+        quantized: case.types.has_scales(),
         unquantized_limit: case.unquantized_limit(),
         verdict,
     };
@@ -216,6 +219,9 @@ fn case(args: &Args) -> Result<GemmCase, Failure> {
     if !op.types.has_scales() && !usual {
         return Err(format!("--scales, --sfa and --sfb are for FP8 operands: {op} has no scales").into());
     }
+    if op.types.scale_type != DType::F32 && scales != ScaleMode::Fine {
+        return Err(format!("--scales is for FP32 scales: those of {op} are codes").into());
+    }
     if op.types.has_scales() && case.m_groups().is_some() {
         let fine = scales == ScaleMode::Fine && sfb == ScaleOrder::Row;
         if !fine || (addend != AddendKind::None && case.epilogue.is_none()) {
@@ -248,7 +254,7 @@ fn print(report: &Report) {
         );
     }
     line("worst element", format!("{:.2} of what is allowed", verdict.worst_element));
-    if op.starts_with("fp8") && !report.epilogue {
+    if report.quantized && !report.epilogue {
         line(
             "unquantized product",
             format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, report.unquantized_limit),

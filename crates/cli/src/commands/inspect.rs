@@ -63,9 +63,9 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
     if let (Some(choice), Grouping::Dense | Grouping::Summed(_), None) =
         (args.choice, &case.grouping, case.epilogue)
-        && choice.operands() != planner::operand_kind(&case)
+        && choice.operands() != planner::operand_kind_on(&case, limits.arch)
     {
-        let expected = plan::operands_name(planner::operand_kind(&case));
+        let expected = plan::operands_name(planner::operand_kind_on(&case, limits.arch));
         return Err(format!("{} is no kernel for {expected}", plan::name(&choice)).into());
     }
     let plan = match args.batch_invariant {

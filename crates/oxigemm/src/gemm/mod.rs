@@ -12,6 +12,7 @@ mod scales;
 mod transpose;
 mod unpack;
 
+use oxigemm_kernels::gemm::params::ScaleBlock;
 use oxigemm_kernels::gemm::scheduler::k_grouped::ks_of_ends;
 
 use crate::check::gemm::tensors::groups::KGroupNumbers;
@@ -44,6 +45,8 @@ pub struct GemmOptions {
     /// Raster band: rows of tiles, 1 to 64, that a persistent kernel sweeps along N together; the planned ones where
     /// there is none. Results do not depend on it.
     pub raster_band: Option<u32>,
+    /// Elements of K that share a scale of A, and of B, as callers know who have a recipe; shapes tell where there is none.
+    pub scale_blocks: [Option<ScaleBlock>; 2],
 }
 
 impl Gemm<'_> {
@@ -53,9 +56,11 @@ impl Gemm<'_> {
     /// The first rule that an argument breaks, or what the device reports.
     pub fn run(&self, options: &GemmOptions) -> Result<()> {
         self.expect_types()?;
-        self.compare_ks()?;
+        let scale_blocks = [0, 1].map(|i| self.scale_blocks[i].or(options.scale_blocks[i]));
+        let gemm = &Gemm { scale_blocks, ..*self };
+        gemm.compare_ks()?;
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        unsafe { run::run(self.a.device(), &self.describe(), Some(self), options) }
+        unsafe { run::run(gemm.a.device(), &gemm.describe(), Some(gemm), options) }
     }
 }
 

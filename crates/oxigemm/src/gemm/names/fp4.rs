@@ -26,7 +26,7 @@ use oxigemm_kernels::gemm::params::ScaleBlock;
 ///
 /// Codes are UE8M0, exponents of powers of two: u8 in the shape of the scales (2^(e - 127), NaN for 255), or i32 with four
 /// of a row in each along K, the first in the lowest byte: `[M, ceil(ceil(K/32)/4)]`. Up to 128 of K are one word of either
-/// granularity: that of 32 where an operand is FP4, else of 128.
+/// granularity: that of 32 where an operand is FP4, else of 128, unless [`GemmOptions::scale_blocks`] tells.
 ///
 /// The tensor core of Blackwell applies scales itself, as powers of two in words of four bytes. Words are read where they
 /// lie, and bytes that are whole words; the bytes of a word behind the last scale must not be 255. Other bytes and FP32
@@ -339,6 +339,23 @@ pub fn m_grouped_fp8_fp4_gemm_nn_contiguous(
     options: &GemmOptions,
 ) -> Result<()> {
     let grouping = Grouping::MGrouped(RowGroups::Contiguous { rows, alignment, expected_m });
+    Gemm { layout: GemmLayout::Nn, transpose: true, grouping, ..Gemm::fp8_fp4(a, b, d) }.run(options)
+}
+
+/// m-grouped masked GEMM with operands of FP8 or FP4, D = A·B: as [`m_grouped_fp8_fp4_gemm_nt_masked`], but B and its scales
+/// are as for [`m_grouped_fp8_fp4_gemm_nn_contiguous`].
+///
+/// # Errors
+/// As the other one.
+pub fn m_grouped_fp8_fp4_gemm_nn_masked(
+    a: (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
+    d: &mut Tensor,
+    masked_m: &Tensor,
+    expected_m: usize,
+    options: &GemmOptions,
+) -> Result<()> {
+    let grouping = Grouping::MGrouped(RowGroups::Masked { masked_m, expected_m });
     Gemm { layout: GemmLayout::Nn, transpose: true, grouping, ..Gemm::fp8_fp4(a, b, d) }.run(options)
 }
 
