@@ -22,6 +22,7 @@ mod coverage;
 mod format;
 mod kernel;
 mod mutation;
+mod order;
 mod reference;
 mod tensor_core;
 
@@ -29,4 +30,5 @@ pub use case::{Case, Operands, Outputs};
 pub use check::{Failure, check, schedules};
 pub use coverage::coverage;
 pub use kernel::{Element, Kernel, Param, corpus, folder};
-pub use mutation::{Score, score};
+pub use mutation::{Kind, Score, Survivor, Tally, disorder_of, score};
+pub use order::{Unordered, unordered};
