@@ -37,18 +37,29 @@ pub struct Unordered {
 }
 
 type Node = u32;
+
+/// What an edge says: that one moment comes after another, or also that it sees what was written before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Strength {
+    /// A relaxed arrival or wait, or one whose scope does not include the other side.
+    Later,
+    /// A release and an acquire.
+    Sees,
+}
+use Strength::{Later, Sees};
+
 /// An mbarrier: cluster, CTA rank, offset, and which of those that began there.
 type Mbar = (u32, u32, u32, u32);
 
 /// The moments of a run, with those before each.
 #[derive(Default)]
 struct Graph {
-    before: Vec<Vec<Node>>,
+    before: Vec<Vec<(Node, Strength)>>,
     /// The last step that added to a moment: never less than that of a moment before it.
     time: Vec<u32>,
     seen: Vec<u32>,
     searches: u32,
-    known: HashMap<(Node, Node), bool>,
+    known: HashMap<(Node, Node, Strength), bool>,
 }
 
 impl Graph {
@@ -58,19 +69,19 @@ impl Graph {
         self.before.len() as u32 - 1
     }
 
-    fn edge(&mut self, from: Node, to: Node, time: usize) {
-        if self.before[to as usize].last() != Some(&from) {
-            self.before[to as usize].push(from);
+    fn edge(&mut self, from: Node, to: Node, strength: Strength, time: usize) {
+        if self.before[to as usize].last() != Some(&(from, strength)) {
+            self.before[to as usize].push((from, strength));
         }
         self.time[to as usize] = self.time[to as usize].max(time as u32);
     }
 
-    /// Whether a path leads from one moment to another, by a search backward.
-    fn reaches(&mut self, from: Node, to: Node) -> bool {
+    /// Whether a path of at least this strength leads from one moment to another, by a search backward.
+    fn reaches(&mut self, from: Node, to: Node, least: Strength) -> bool {
         if from == to {
             return true;
         }
-        if let Some(known) = self.known.get(&(from, to)) {
+        if let Some(known) = self.known.get(&(from, to, least)) {
             return *known;
         }
         self.searches += 1;
@@ -82,15 +93,15 @@ impl Graph {
                 found = true;
                 break;
             }
-            for &next in &self.before[node as usize] {
-                if self.seen[next as usize] != self.searches && self.time[next as usize] >= self.time[from as usize]
-                {
-                    self.seen[next as usize] = self.searches;
+            for &(next, strength) in &self.before[node as usize] {
+                let (seen, early) = (&mut self.seen[next as usize], self.time[next as usize]);
+                if strength >= least && *seen != self.searches && early >= self.time[from as usize] {
+                    *seen = self.searches;
                     open.push(next);
                 }
             }
         }
-        self.known.insert((from, to), found);
+        self.known.insert((from, to, least), found);
         found
     }
 }
@@ -104,6 +115,8 @@ struct Thread {
     busy: bool,
     /// Proxy fences: which moment, for shared memory, for global memory.
     fences: Vec<(u32, bool, bool)>,
+    /// Fences behind initializations of mbarriers.
+    init_fences: Vec<u32>,
     open: HashMap<u8, Vec<u32>>,
     groups: HashMap<u8, Vec<Vec<u32>>>,
     /// The last `tcgen05.commit`.
@@ -129,6 +142,8 @@ struct Access {
     at: u64,
     count: u64,
     write: bool,
+    /// Whether it writes what was there: then it does not matter which of the two writes came first.
+    same: bool,
     kind: Kind,
 }
 
@@ -136,6 +151,8 @@ struct Access {
 enum Kind {
     Plain,
     Strong,
+    /// The address that `tcgen05.alloc` writes.
+    Address,
     /// An operation on an mbarrier, by the thread itself.
     Mbarrier,
     /// The same when work is over.
@@ -191,6 +208,7 @@ struct Run {
     clusters: HashMap<(u32, u32), Node>,
     begun: HashMap<(u32, u32, u32), u32>,
     phases: HashMap<(Mbar, u32), Node>,
+    peers: HashMap<(Mbar, u32), Node>,
     arrivals: Vec<Visit>,
     passes: Vec<Visit>,
     /// The last piece of work of a warp.
@@ -242,7 +260,7 @@ impl Run {
                 Some((_, node)) if !self.threads[thread as usize].busy => *node,
                 _ => {
                     let node = self.graph.node(time);
-                    self.graph.edge(last, node, time);
+                    self.graph.edge(last, node, Sees, time);
                     if !self.threads[thread as usize].busy {
                         shared.push((last, node));
                     }
@@ -264,7 +282,7 @@ impl Run {
         let node = self.graph.node(time);
         for &thread in threads {
             let last = self.now(thread);
-            self.graph.edge(last, node, time);
+            self.graph.edge(last, node, Sees, time);
             let thread = &mut self.threads[thread as usize];
             thread.moments.push(node);
             thread.busy = false;
@@ -286,16 +304,28 @@ impl Run {
         }
     }
 
-    fn access(&mut self, thread: u32, step: &Step, place: (u32, Store), bytes: (u64, u64), write: bool, kind: Kind) {
+    /// What arrivals of peers release to waits of cluster scope.
+    fn far(&mut self, mbar: Mbar, phase: u32, time: usize) -> Node {
+        match self.peers.get(&(mbar, phase)) {
+            Some(known) => *known,
+            None => {
+                let node = self.graph.node(time);
+                self.peers.insert((mbar, phase), node);
+                node
+            }
+        }
+    }
+
+    fn access(&mut self, thread: u32, step: &Step, place: (u32, Store), bytes: (u64, u64), [write, same]: [bool; 2], kind: Kind) {
         let moment = self.threads[thread as usize].moments.len() as u32 - 1;
         self.threads[thread as usize].busy = true;
         let (at, count) = bytes;
-        self.accesses.push(Access { thread, moment, line: step.line, place, at, count, write, kind });
+        self.accesses.push(Access { thread, moment, line: step.line, place, at, count, write, same, kind });
     }
 
     /// An operation on an mbarrier as an access to its bytes.
     fn touch(&mut self, thread: u32, step: &Step, (cta, at): (u32, u32), kind: Kind) {
-        self.access(thread, step, (step.cluster, Store::Shared(cta)), (u64::from(at), 8), true, kind);
+        self.access(thread, step, (step.cluster, Store::Shared(cta)), (u64::from(at), 8), [true, false], kind);
     }
 
     fn piece(&mut self, thread: u32, work: Work) -> u32 {
@@ -309,7 +339,7 @@ impl Run {
         let threads = self.threads_of(step);
         let Some(&one) = threads.first() else { return };
         match step.deed {
-            Deed::Access { store, at, count, write, way } => {
+            Deed::Access { store, at, count, write, same, way } => {
                 let cluster = if store == Store::Global { 0 } else { step.cluster };
                 let last = self.last.get(&(step.cluster, step.warp)).copied();
                 match (way, last) {
@@ -317,11 +347,15 @@ impl Run {
                         let kind = Kind::Work(piece, way == Way::Async);
                         let line = step.line;
                         let place = (cluster, store);
-                        self.accesses.push(Access { thread, moment, line, place, at, count, write, kind });
+                        self.accesses.push(Access { thread, moment, line, place, at, count, write, same, kind });
                     }
                     _ => {
-                        let kind = if way == Way::Strong { Kind::Strong } else { Kind::Plain };
-                        self.access(one, step, (cluster, store), (at, count), write, kind);
+                        let kind = match way {
+                            Way::Strong => Kind::Strong,
+                            Way::Address => Kind::Address,
+                            _ => Kind::Plain,
+                        };
+                        self.access(one, step, (cluster, store), (at, count), [write, same], kind);
                     }
                 }
             }
@@ -333,10 +367,10 @@ impl Run {
                 if let Work::Reports(cta, at, phase) = work {
                     let mbar = self.mbar(step, (cta, at));
                     let over = self.phase(mbar, phase, time);
-                    self.graph.time[over as usize] = time as u32;
+                    let before = self.now(one);
+                    self.graph.edge(before, over, Later, time);
                     self.pieces[piece as usize].over.push(over);
                     self.touch(one, step, (cta, at), Kind::MbarrierLater(piece));
-                    let before = self.now(one);
                     self.arrivals.push(Visit { mbar, phase, before, behind: before, line: step.line });
                 }
             }
@@ -355,7 +389,7 @@ impl Run {
                 };
                 for thread in threads {
                     let from = self.now(thread);
-                    self.graph.edge(from, node, time);
+                    self.graph.edge(from, node, Sees, time);
                     if waits {
                         self.threads[thread as usize].moments.push(node);
                     }
@@ -364,35 +398,41 @@ impl Run {
             Deed::ClusterArrive { phase, release } => {
                 self.moment(&threads, time);
                 let node = self.cluster(step, phase, time);
-                for thread in threads.into_iter().filter(|_| release) {
+                let strength = if release { Sees } else { Later };
+                for thread in threads {
                     let from = self.now(thread);
-                    self.graph.edge(from, node, time);
+                    self.graph.edge(from, node, strength, time);
                 }
             }
             Deed::ClusterWait { phase, acquire } => {
                 self.moment(&threads, time);
                 let node = self.cluster(step, phase, time);
-                for thread in threads.into_iter().filter(|_| acquire) {
+                let strength = if acquire { Sees } else { Later };
+                for thread in threads {
                     let to = self.now(thread);
-                    self.graph.edge(node, to, time);
+                    self.graph.edge(node, to, strength, time);
                 }
             }
             Deed::MbarInit(cta, at) => *self.begun.entry((step.cluster, cta, at)).or_default() += 1,
             Deed::MbarTouch(cta, at) => self.touch(one, step, (cta, at), Kind::Mbarrier),
-            Deed::Arrive { mbar: at, phase, release } => {
+            Deed::Arrive { mbar: at, phase, release, far } => {
                 self.touch(one, step, at, Kind::Mbarrier);
                 let (mbar, before) = (self.mbar(step, at), self.now(one));
                 self.moment(&threads, time);
                 let (behind, node) = (self.now(one), self.phase(mbar, phase, time));
-                if release {
-                    self.graph.edge(behind, node, time);
+                let remote = step.warp / self.warps_per_cta != at.0;
+                let strength = if release && !remote { Sees } else { Later };
+                self.graph.edge(behind, node, strength, time);
+                if release && remote && far {
+                    let node = self.far(mbar, phase, time);
+                    self.graph.edge(behind, node, Sees, time);
                 }
                 self.arrivals.push(Visit { mbar, phase, before, behind, line: step.line });
             }
             Deed::ArriveBehindCopies { mbar: at, phase } => {
                 let (mbar, before) = (self.mbar(step, at), self.now(one));
                 let node = self.phase(mbar, phase, time);
-                self.graph.time[node as usize] = time as u32;
+                self.graph.edge(before, node, Later, time);
                 let piece = self.pieces.len() as u32;
                 self.pieces.push(Piece { over: vec![node], ..Piece::default() });
                 self.touch(one, step, at, Kind::MbarrierLater(piece));
@@ -408,17 +448,19 @@ impl Run {
                 let phase_node = self.phase(mbar, phase, time);
                 let commit = self.graph.node(time);
                 if let Some(earlier) = self.threads[one as usize].commit.replace(commit) {
-                    self.graph.edge(earlier, commit, time);
+                    self.graph.edge(earlier, commit, Sees, time);
                 }
-                self.graph.edge(commit, phase_node, time);
+                // The arrival comes behind its issue, and in the order of the thread's commits.
+                self.graph.edge(before, commit, Later, time);
+                self.graph.edge(commit, phase_node, Sees, time);
                 let open = self.threads[one as usize].open.remove(&queue(Work::TensorCore)).unwrap_or_default();
                 open.iter().for_each(|p| self.pieces[*p as usize].over.push(commit));
                 let piece = self.pieces.len() as u32;
-                self.pieces.push(Piece { over: vec![phase_node], ..Piece::default() });
+                self.pieces.push(Piece { over: vec![commit], ..Piece::default() });
                 self.touch(one, step, at, Kind::MbarrierLater(piece));
                 self.arrivals.push(Visit { mbar, phase, before, behind: before, line: step.line });
             }
-            Deed::Pass { mbar: at, phase, acquire } => {
+            Deed::Pass { mbar: at, phase, acquire, far } => {
                 let mbar = self.mbar(step, at);
                 for &thread in &threads {
                     // That a wait looks at its mbarrier makes no difference between threads that know the same.
@@ -430,9 +472,12 @@ impl Run {
                 self.moment(&threads, time);
                 for (&thread, before) in threads.iter().zip(before) {
                     let behind = self.now(thread);
-                    if acquire && phase > 0 {
-                        let done = self.phase(mbar, phase - 1, time);
-                        self.graph.edge(done, behind, time);
+                    if let Some(last) = phase.checked_sub(1) {
+                        let strength = if acquire { Sees } else { Later };
+                        let done = self.phase(mbar, last, time);
+                        self.graph.edge(done, behind, strength, time);
+                        let done = self.far(mbar, last, time);
+                        self.graph.edge(done, behind, if far { strength } else { Later }, time);
                     }
                     let visit = Visit { mbar, phase, before, behind, line: step.line };
                     if self.passes.last().is_none_or(|p| (p.mbar, p.before, p.behind) != (mbar, before, behind)) {
@@ -483,6 +528,13 @@ impl Run {
                     own.fences.push((own.moments.len() as u32 - 1, shared, global));
                 }
             }
+            Deed::FenceInit => {
+                self.moment(&threads, time);
+                for thread in threads {
+                    let own = &mut self.threads[thread as usize];
+                    own.init_fences.push(own.moments.len() as u32 - 1);
+                }
+            }
             Deed::Exit => {}
         }
     }
@@ -520,6 +572,7 @@ impl Run {
     /// What is missing between two accesses to the same bytes, if anything.
     fn missing(&mut self, a: &Access, b: &Access) -> Option<&'static str> {
         if !a.write && !b.write
+            || a.write && b.same
             || a.kind.mbarrier() && b.kind.mbarrier()
             || a.kind == Kind::Strong && b.kind == Kind::Strong
         {
@@ -531,31 +584,46 @@ impl Run {
                 || a.kind.piece() == b.kind.piece()
                 || tensor_core(self, a) && tensor_core(self, b));
         let before = self.before(b);
-        if !program_order && !self.over(a).into_iter().any(|over| self.graph.reaches(over, before)) {
+        // Who writes where others have read need only come later, and so does who writes what a copy has written.
+        // That columns are allocated is seen by their address.
+        let columns = a.kind == Kind::Plain && matches!(a.place.1, Store::Tensor(_));
+        let copied = b.write && matches!(a.kind, Kind::Work(_, true) | Kind::Address);
+        let least = if a.write && !a.kind.mbarrier() && !columns && !copied { Sees } else { Later };
+        let ordered = program_order
+            || self.over(a).into_iter().any(|over| self.graph.reaches(over, before, least))
+            || b.kind.mbarrier() && self.initialized(a, before);
+        if !ordered {
             return Some("nothing orders them");
         }
+        let generic = matches!(a.kind, Kind::Plain | Kind::Work(_, false));
         let through_async = matches!(b.kind, Kind::Work(_, true)) && !matches!(a.place.1, Store::Tensor(_));
-        if a.write && a.kind == Kind::Plain && through_async && !self.fenced(a, b) {
+        if a.write && generic && through_async && !self.fenced(a, b) {
             return Some("no proxy fence is between them");
         }
         None
     }
 
+    /// Whether an mbarrier's initialization is behind a fence for the cluster that comes before a moment.
+    fn initialized(&mut self, a: &Access, before: Node) -> bool {
+        let thread = &self.threads[a.thread as usize];
+        let fence = thread.init_fences.iter().find(|f| **f > a.moment).map(|f| thread.moments[*f as usize]);
+        a.kind == Kind::Plain && fence.is_some_and(|fence| self.graph.reaches(fence, before, Later))
+    }
+
     /// Whether a proxy fence of one of the two threads lies on a path between a write and an asynchronous access.
     fn fenced(&mut self, a: &Access, b: &Access) -> bool {
         let global = a.place.1 == Store::Global;
-        let fits = |f: &&(u32, bool, bool)| if global { f.2 } else { f.1 };
-        let (first, second) = (&self.threads[a.thread as usize], &self.threads[b.thread as usize]);
-        let behind = first.fences.iter().filter(fits).find(|f| f.0 > a.moment);
-        let behind = behind.map(|f| (f.0, first.moments[f.0 as usize]));
-        let ahead = second.fences.iter().filter(fits).rfind(|f| f.0 <= b.moment);
-        let ahead = ahead.map(|f| (f.0, second.moments[f.0 as usize]));
-        let (same, before) = (a.thread == b.thread, self.before(b));
-        let own = behind.is_some_and(|(at, node)| {
-            if same { at <= b.moment } else { self.graph.reaches(node, before) }
-        });
-        let over = self.over(a);
-        own || ahead.is_some_and(|(_, node)| over.into_iter().any(|over| self.graph.reaches(over, node)))
+        let moments = |thread: &Thread| -> Vec<Node> {
+            let fits = |f: &&(u32, bool, bool)| if global { f.2 } else { f.1 };
+            thread.fences.iter().filter(fits).map(|f| thread.moments[f.0 as usize]).collect()
+        };
+        let (before, over) = (self.before(b), self.over(a));
+        let mut fences = moments(&self.threads[a.thread as usize]);
+        fences.extend(moments(&self.threads[b.thread as usize]));
+        fences.into_iter().any(|fence| {
+            self.graph.reaches(fence, before, Sees)
+                && over.iter().any(|over| self.graph.reaches(*over, fence, Sees))
+        })
     }
 
     fn accesses_in_order(&mut self, found: &mut BTreeSet<Unordered>) {
@@ -584,7 +652,7 @@ impl Run {
                 }
                 // A write that is ordered after all that was there stands for it, and so does a thread's next access
                 // for the one before. Operations on mbarriers and strong accesses are not ordered among themselves.
-                let covers = b.write && matches!(b.kind, Kind::Plain | Kind::Work(..));
+                let covers = b.write && !b.same && matches!(b.kind, Kind::Plain | Kind::Address | Kind::Work(..));
                 cell.retain_mut(|(a, bits)| {
                     let a = &accesses[*a as usize];
                     let again = (a.thread, a.write, a.kind) == (b.thread, b.write, b.kind);
@@ -604,7 +672,7 @@ impl Run {
         let mut arrivals: HashMap<(Mbar, u32), Vec<Visit>> = HashMap::new();
         for a in std::mem::take(&mut self.arrivals) {
             if let Some(&done) = a.phase.checked_sub(1).and_then(|p| self.phases.get(&(a.mbar, p)))
-                && !self.graph.reaches(done, a.before)
+                && !self.graph.reaches(done, a.before, Later)
             {
                 let what = "an arrival may come in the phase before";
                 found.insert(Unordered { first: a.line, second: a.line, what });
@@ -613,13 +681,13 @@ impl Run {
         }
         for p in std::mem::take(&mut self.passes) {
             if let Some(&done) = p.phase.checked_sub(2).and_then(|p2| self.phases.get(&(p.mbar, p2)))
-                && !self.graph.reaches(done, p.before)
+                && !self.graph.reaches(done, p.before, Later)
             {
                 let what = "a wait may be over a phase too early";
                 found.insert(Unordered { first: p.line, second: p.line, what });
             }
             let Some(next) = arrivals.get(&(p.mbar, p.phase)) else { continue };
-            if !next.iter().any(|a| self.graph.reaches(p.behind, a.before)) {
+            if !next.iter().any(|a| self.graph.reaches(p.behind, a.before, Later)) {
                 let what = "a wait may be overtaken by the next phase";
                 found.insert(Unordered { first: p.line, second: next[0].line, what });
             }
@@ -633,7 +701,7 @@ impl Run {
             let (cluster, warp) = self.threads[thread as usize].warp;
             let exit = *exits.entry((cluster, warp / self.warps_per_cta)).or_insert_with(|| self.graph.node(time));
             let last = self.now(thread);
-            self.graph.edge(last, exit, time);
+            self.graph.edge(last, exit, Sees, time);
         }
         let accesses: Vec<Access> = std::mem::take(&mut self.accesses);
         for a in &accesses {
@@ -645,7 +713,7 @@ impl Run {
                 continue;
             }
             let Some(&exit) = exits.get(&(a.place.0, cta)) else { continue };
-            if !self.over(a).into_iter().any(|over| self.graph.reaches(over, exit)) {
+            if !self.over(a).into_iter().any(|over| self.graph.reaches(over, exit, Later)) {
                 let what = "the CTA may exit before";
                 found.insert(Unordered { first: a.line, second: a.line, what });
             }

@@ -41,6 +41,8 @@ pub enum Way {
     Plain,
     /// By the instruction itself, atomically or as a strong access.
     Strong,
+    /// By `tcgen05.alloc`: what it writes is ordered with both proxies.
+    Address,
     /// By the [`Work`] that the thread has issued last.
     Generic,
     /// The same through the async proxy.
@@ -60,6 +62,8 @@ pub enum Deed {
         count: u64,
         /// Whether it writes.
         write: bool,
+        /// Whether it writes what is there already.
+        same: bool,
         /// How.
         way: Way,
     },
@@ -100,8 +104,10 @@ pub enum Deed {
         mbar: (u32, u32),
         /// Phases that were complete.
         phase: u32,
-        /// Whether it releases what the thread has done, to whoever waits.
+        /// Whether it releases what the thread has done.
         release: bool,
+        /// Whether its scope is the cluster or more.
+        far: bool,
     },
     /// The same by `cp.async.mbarrier.arrive`: behind the copies of the thread.
     ArriveBehindCopies {
@@ -125,6 +131,8 @@ pub enum Deed {
         phase: u32,
         /// Whether it acquires.
         acquire: bool,
+        /// Whether its scope is the cluster or more.
+        far: bool,
     },
     /// Work without a group becomes one.
     Group(Work),
@@ -150,6 +158,8 @@ pub enum Deed {
         /// For global memory.
         global: bool,
     },
+    /// A fence behind the initialization of mbarriers, for the cluster.
+    FenceInit,
     /// The lanes leave the kernel.
     Exit,
 }

@@ -151,7 +151,7 @@ impl Cx<'_> {
     ) -> Result<(), Fault> {
         let (by, strong) = ((access.warp, access.pc), access.strong.is_some());
         let bytes = (u64::from(offset), u64::from(len));
-        self.record_access(by, lane, Store::Shared(cta as u32), bytes, write, strong);
+        self.record_access(by, lane, Store::Shared(cta as u32), bytes, [write, same, strong]);
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;
         let agent = h.lane_agent(access.warp, lane);
@@ -216,7 +216,7 @@ impl Cx<'_> {
     ) -> Result<(), Fault> {
         let cta = self.cta_index(access.warp);
         let (by, strong) = ((access.warp, access.pc), access.strong.is_some());
-        self.record_access(by, lane, Store::Global, range, write, strong);
+        self.record_access(by, lane, Store::Global, range, [write, same, strong]);
         self.check_predecessor((access.warp, access.pc), lane as u8, range, write)?;
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;

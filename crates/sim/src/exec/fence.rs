@@ -26,6 +26,9 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &FenceOp, at: Issue)
     if let FenceOp::ProxyAsync { shared, global } = op {
         cx.record(warp.index, at.active, Deed::FenceProxy { shared: *shared, global: *global });
     }
+    if let FenceOp::MbarrierInit = op {
+        cx.record(warp.index, at.active, Deed::FenceInit);
+    }
     if let Some(h) = &mut cx.cluster.hazards {
         if let FenceOp::TensorMapRelease { .. } = op {
             h.fence_maps(warp.index);

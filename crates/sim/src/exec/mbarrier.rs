@@ -101,8 +101,8 @@ impl Cx<'_> {
         self.mbar(warp, cta, at, false)?;
         *self.progress += 1;
         let remote = warp as usize / self.cluster.warps_per_cta != cta;
-        let release = arrive.release && (!remote || arrive.scope != Scope::Cta);
-        let deed = Deed::Arrive { mbar: (cta as u32, at), phase: self.phase_of(cta, at), release };
+        let (release, far) = (arrive.release, arrive.scope != Scope::Cta);
+        let deed = Deed::Arrive { mbar: (cta as u32, at), phase: self.phase_of(cta, at), release, far };
         self.record_at((warp, pc), 1 << lane, deed);
         let Cluster { ctas, hazards } = split(self);
         let Some(m) = ctas[cta].mbars.get_mut(&at) else { return Ok(0) };
@@ -378,7 +378,8 @@ fn wait(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Issue) -> Result<
             let passed: u32 = lanes(done).filter(here).map(|l| 1 << l).sum();
             let (mbar, phase) = ((w.cta as u32, w.offset), cx.phase_of(w.cta, w.offset));
             if passed != 0 {
-                cx.record_at((warp.index, pc), passed, Deed::Pass { mbar, phase, acquire: *acquire });
+                let (acquire, far) = (*acquire, *scope != Scope::Cta);
+                cx.record_at((warp.index, pc), passed, Deed::Pass { mbar, phase, acquire, far });
             }
         }
     }

@@ -27,11 +27,10 @@ impl Cx<'_> {
         lane: usize,
         store: Store,
         (at, count): (u64, u64),
-        write: bool,
-        strong: bool,
+        [write, same, strong]: [bool; 3],
     ) {
         let way = if strong { Way::Strong } else { Way::Plain };
-        self.record_at(by, 1 << lane, Deed::Access { store, at, count, write, way });
+        self.record_at(by, 1 << lane, Deed::Access { store, at, count, write, same, way });
     }
 
     /// Records accesses of asynchronous work, by the lane that issues it.
@@ -47,11 +46,10 @@ impl Cx<'_> {
         let way = match event.proxy {
             Proxy::Generic => Way::Generic,
             Proxy::Async => Way::Async,
-            // What `tcgen05.alloc` writes is there when the instruction is over.
-            Proxy::Any => Way::Strong,
+            Proxy::Any => Way::Address,
         };
         for &(at, count) in ranges {
-            let deed = Deed::Access { store, at, count, write, way };
+            let deed = Deed::Access { store, at, count, write, same: false, way };
             self.record_at((event.warp, event.pc), lanes, deed);
         }
     }
@@ -68,8 +66,8 @@ impl Cx<'_> {
                 let first = rest.trailing_zeros();
                 let count = (rest >> first).trailing_ones();
                 let at = u64::from(column * TENSOR_LANES + first);
-                let count64 = u64::from(count);
-                let deed = Deed::Access { store, at, count: count64, write: u.role.writes(), way };
+                let (write, lanes) = (u.role.writes(), u64::from(count));
+                let deed = Deed::Access { store, at, count: lanes, write, same: false, way };
                 self.record_at((warp, pc), 1 << lane, deed);
                 rest = if first + count >= 128 { 0 } else { rest >> (first + count) << (first + count) };
             }

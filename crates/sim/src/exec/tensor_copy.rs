@@ -24,7 +24,7 @@ pub(super) fn issue(
     let read_map = |cx: &mut Cx<'_>, warp: &Warp, way: Way| {
         let (store, write) = (Store::Global, false);
         if let Some(at) = map_at {
-            let deed = Deed::Access { store, at, count: TENSOR_MAP_BYTES as u64, write, way };
+            let deed = Deed::Access { store, at, count: TENSOR_MAP_BYTES as u64, write, same: write, way };
             cx.record(warp.index, 1 << l, deed);
         }
     };

@@ -130,6 +130,8 @@ pub(super) fn free(
             return Err(fault);
         }
     };
+    let area = Area::new(at.column, count, 0, TENSOR_LANES);
+    cx.record_tensor((warp.index, pc), 0, Way::Plain, &TensorUse { cta: rank, area, role: Role::Write });
     if let Some(h) = &mut cx.cluster.hazards {
         let range = at.column..at.column + count;
         let event = h.tensor_move(warp.index, pc, true);
