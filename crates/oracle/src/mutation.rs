@@ -103,12 +103,17 @@ impl Kind {
         use Kind::*;
         matches!(self, Allocation | Permit | Commit | Wait | Fence | Phase | Parity | Count | Descriptor)
     }
+}
 
-    /// Whether all that it does is to order accesses to memory, so that nothing is lost where they are in order
-    /// without it. (Waits for MMAs also order registers; fences are more than the paths between threads.)
-    fn orders_memory_only(self) -> bool {
-        use Kind::*;
-        matches!(self, CopyGroup | BulkGroup | CtaBarrier | WarpBarrier | ClusterBarrier)
+/// Whether all that an instruction does is to order accesses to memory, in ways that [`unordered`] follows. (`wgmma` also
+/// orders registers; fences but that of the async proxy, allocations and descriptors are something else.)
+fn only_orders(kind: Kind, what: &str) -> bool {
+    use Kind::*;
+    match kind {
+        CopyGroup | BulkGroup | CtaBarrier | WarpBarrier | ClusterBarrier | Phase | Parity | Count => true,
+        Commit | Wait => what.contains("tcgen05."),
+        Fence => what.contains("fence.proxy.async"),
+        Allocation | Permit | Descriptor | Claim => false,
     }
 }
 
@@ -228,7 +233,7 @@ pub fn score(kernel: &Kernel, threads: usize, done: impl Fn(usize, usize) + Sync
             Err(fault) => Some(format!("{:?}", fault.kind)),
             Ok((_, outputs)) => (outputs != known).then(|| "other bits".to_owned()),
         });
-        let asks = Kind::of(&mutant.what).orders_memory_only();
+        let asks = only_orders(Kind::of(&mutant.what), &mutant.what);
         Ok((found, asks.then(|| disorder(kernel, &case, &module, limit)).flatten()))
     };
     let work = || -> Result<(), Failure> {

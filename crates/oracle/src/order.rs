@@ -375,6 +375,23 @@ impl Run {
                 }
             }
             Deed::Together => self.together(&threads, time),
+            Deed::Met => {
+                let first = self.now(one);
+                if threads.iter().all(|t| self.now(*t) == first && !self.threads[*t as usize].busy) {
+                    return;
+                }
+                self.moment(&threads, time);
+                let met = self.graph.node(time);
+                for &thread in &threads {
+                    let from = self.now(thread);
+                    self.graph.edge(from, met, Later, time);
+                }
+                self.moment(&threads, time);
+                for thread in threads {
+                    let to = self.now(thread);
+                    self.graph.edge(met, to, Later, time);
+                }
+            }
             Deed::Bar { id, generation, waits } => {
                 self.moment(&threads, time);
                 let cta = step.warp / self.warps_per_cta;

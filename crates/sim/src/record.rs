@@ -71,6 +71,8 @@ pub enum Deed {
     Issue(Work),
     /// The lanes have converged at an instruction that orders their memory accesses.
     Together,
+    /// The lanes have waited for each other at an instruction that orders no accesses.
+    Met,
     /// An arrival at a named barrier of the CTA: its number, and how often it was complete before.
     Bar {
         /// The barrier.

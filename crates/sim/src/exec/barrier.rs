@@ -37,7 +37,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
                 converged(warp, cx, active);
             }
             for l in lanes(active) {
-                if warp.cluster_arrivals[l] > cx.cluster.barrier.phase {
+                if warp.cluster_arrivals[l] > warp.cluster_waits[l] {
                     return Err(Fault::new(
                         FaultKind::OverArrival,
                         format!("lane {l} arrives twice at the cluster barrier without a wait between"),
@@ -74,6 +74,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
             if lanes(active).any(|l| cx.cluster.barrier.phase < warp.cluster_arrivals[l]) {
                 return Ok(Next::Retry(Wait::Cluster));
             }
+            lanes(active).for_each(|l| warp.cluster_waits[l] = warp.cluster_arrivals[l]);
             let phase = cx.cluster.barrier.phase;
             cx.record(warp.index, active, Deed::ClusterWait { phase, acquire: *acquire });
             if let Some(h) = &mut cx.cluster.hazards {

@@ -114,6 +114,7 @@ impl Cx<'_> {
                 m.remote.push((agent, tick, warp, pc));
             }
             let release = arrive.release;
+            h.pass(warp, &mut m.after);
             match (remote, arrive.scope) {
                 (false, _) => h.release(warp, release, Scope::Cta, &mut m.arriving),
                 (true, Scope::Cta) => h.release_nothing(warp, &mut m.arriving),
@@ -220,12 +221,20 @@ impl Cx<'_> {
             MbarError::CompletedInFlight(_) => {
                 self.cluster.pending.iter().find(reports).map(|p| (p.warp, p.pc))
             }
+            MbarError::Overtakes(warp, pc) => Some((warp, pc)),
             _ => self.cluster.ctas[cta].mbars.get(&at).map(|m| m.last),
         };
         let (kind, message) = match e {
             MbarError::OverArrival { pending, arrivals } => {
                 (FaultKind::OverArrival, format!("{arrivals} arrivals on {name}, which misses {pending}"))
             }
+            MbarError::Overtakes(..) => (
+                FaultKind::WrongParity,
+                format!(
+                    "{name} completes a phase, and nothing orders an arrival after this wait for the phase before: \
+                     the wait may be late, and take the parity of the next phase for one that has not begun"
+                ),
+            ),
             MbarError::TxRange(tx) => (
                 FaultKind::TransactionCount,
                 format!("the transaction count of {name} would be {tx}, outside of 20 bits"),
@@ -399,6 +408,12 @@ fn wait(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Issue) -> Result<
                         Scope::Cta => h.acquire_nothing(warp.index, &m.done_far),
                         _ => h.acquire(warp.index, *acquire, Scope::Cluster, &m.done_far),
                     }
+                }
+                if over && let PhaseWait::Parity(_) = w.phase {
+                    let (agent, tick) = h.mbarrier_wait(warp.index);
+                    // A later wait of the same warp for the same phase stands for this one.
+                    m.waits.retain(|w| w.0 != agent);
+                    m.waits.push((agent, tick, warp.index, pc));
                 }
                 if over {
                     let parity = match w.phase {

@@ -38,6 +38,10 @@ pub(crate) struct Mbar {
     pub(crate) done_far: View,
     /// The last arrival of every warp of another CTA: agent, tick, warp, instruction.
     pub(crate) remote: Vec<(u32, u32, u32, u32)>,
+    /// What those who arrive in this phase came after, whatever the strength of the arrival.
+    pub(crate) after: View,
+    /// Waits by parity for the last phase: agent and tick, warp, instruction.
+    pub(crate) waits: Vec<(u32, u32, u32, u32)>,
 }
 
 /// A wait that a warp has passed.
@@ -57,6 +61,8 @@ pub(crate) enum MbarError {
     OverArrival { pending: u32, arrivals: u32 },
     TxRange(i64),
     CompletedInFlight(u32),
+    /// No arrival of the phase comes after this wait (warp, instruction) for the phase before.
+    Overtakes(u32, u32),
 }
 
 impl Mbar {
@@ -80,6 +86,8 @@ impl Mbar {
             arriving_far: View::default(),
             done_far: View::default(),
             remote: Vec::new(),
+            after: View::default(),
+            waits: Vec::new(),
         }
     }
 
@@ -161,6 +169,14 @@ impl Mbar {
         if self.undelivered != 0 {
             return Err(MbarError::CompletedInFlight(self.undelivered));
         }
+        let views = [&self.after, &self.arriving, &self.arriving_far];
+        let behind = |agent: u32, tick: u32| views.iter().any(|view| view.is_past(agent, tick));
+        let overtaken = self.waits.iter().find(|w| !behind(w.0, w.1)).map(|w| (w.2, w.3));
+        if let Some((warp, pc)) = overtaken {
+            return Err(MbarError::Overtakes(warp, pc));
+        }
+        self.waits.clear();
+        self.after.clear();
         self.phase = self.phase.wrapping_add(1);
         self.pending = self.count;
         self.issued = 0;
