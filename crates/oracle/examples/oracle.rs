@@ -54,7 +54,12 @@ fn main() -> Result<(), String> {
             for s in &score.survivors {
                 println!("    line {}: {}; {}", s.line, s.what, order(s.unordered.as_deref()));
             }
-            println!("    of {} found, {} are disputed: {:?}", score.asked, score.disputed.len(), score.disputed);
+            println!(
+                "    of {} found, {} are disputed: {:?}",
+                score.asked,
+                score.disputed.len(),
+                score.disputed
+            );
             right += score.count();
             all += of;
             continue;

@@ -9,7 +9,8 @@
 //!   every result is exact and any order of sums gives the same bits. [`Operands::Normals`] are compared with a model
 //!   of the tensor core (`tensor_core`) bit for bit where all of the kernel is modelled, else within a tolerance.
 //! - [`check`]: a kernel under schedules with both operands, without faults.
-//! - [`score`]: mutants of a kernel, and which of them the simulator finds.
+//! - [`score`]: mutants of a kernel, and which of them the simulator finds. [`unordered`] is a second opinion on the
+//!   others: a graph of what the run did, searched for paths, which shares nothing with the simulator's vector clocks.
 //! - [`coverage`]: which instruction forms the corpus uses, as the table of `docs/blackwell.md`.
 //!
 //! The models here know formats and published arithmetic, and nothing of the simulator's code.
@@ -19,6 +20,7 @@
 mod case;
 mod check;
 mod coverage;
+mod explained;
 mod format;
 mod kernel;
 mod mutation;

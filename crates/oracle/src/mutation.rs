@@ -7,6 +7,7 @@ use oxigemm_sim::{Module, Mutant, Options, Policy, misvalued, mutants};
 
 use crate::case::{Case, Operands};
 use crate::check::Failure;
+use crate::explained::why;
 use crate::kernel::Kernel;
 use crate::order::{Unordered, unordered};
 
@@ -98,22 +99,22 @@ impl Kind {
         }
     }
 
-    /// Whether it synchronizes the tensor core: allocation, commit, wait, fence, parity, count, descriptor.
-    pub fn of_tensor_core(self) -> bool {
+    /// Whether it is allocation, commit, wait, fence, parity, count or descriptor: what a kernel for the tensor core
+    /// cannot do without. Barriers of threads and groups of copies are not among them.
+    pub fn is_core(self) -> bool {
         use Kind::*;
-        matches!(self, Allocation | Permit | Commit | Wait | Fence | Phase | Parity | Count | Descriptor)
+        matches!(self, Allocation | Commit | Wait | Fence | Phase | Parity | Count | Descriptor)
     }
 }
 
 /// Whether all that an instruction does is to order accesses to memory, in ways that [`unordered`] follows. (`wgmma` also
-/// orders registers; fences but that of the async proxy, allocations and descriptors are something else.)
+/// orders registers; fences, allocations and descriptors are something else.)
 fn only_orders(kind: Kind, what: &str) -> bool {
     use Kind::*;
     match kind {
         CopyGroup | BulkGroup | CtaBarrier | WarpBarrier | ClusterBarrier | Phase | Parity | Count => true,
         Commit | Wait => what.contains("tcgen05."),
-        Fence => what.contains("fence.proxy.async"),
-        Allocation | Permit | Descriptor | Claim => false,
+        Fence | Allocation | Permit | Descriptor | Claim => false,
     }
 }
 
@@ -128,6 +129,8 @@ pub struct Survivor {
     pub kind: Kind,
     /// What is not in order without it, by [`unordered`]; `None` where the kind does more than to order memory.
     pub unordered: Option<Vec<Unordered>>,
+    /// Why nothing is lost without it, where it is not redundant by proof and somebody has looked.
+    pub why: Option<&'static str>,
 }
 
 impl Survivor {
@@ -146,6 +149,20 @@ pub struct Tally {
     pub found: usize,
     /// Those of the others that are redundant by proof.
     pub redundant: usize,
+}
+
+impl Tally {
+    /// Adds another.
+    pub fn add(&mut self, other: Tally) {
+        self.mutants += other.mutants;
+        self.found += other.found;
+        self.redundant += other.redundant;
+    }
+
+    /// The part of those that are not redundant by proof that were found.
+    pub fn share(self) -> f64 {
+        self.found as f64 / (self.mutants - self.redundant).max(1) as f64
+    }
 }
 
 /// What became of the mutants of one kernel.
@@ -179,6 +196,18 @@ impl Score {
     /// Survivors that are redundant by proof.
     pub fn redundant(&self) -> usize {
         self.survivors.iter().filter(|s| s.redundant()).count()
+    }
+
+    /// The other survivors that are explained.
+    pub fn explained(&self) -> usize {
+        self.survivors.iter().filter(|s| s.why.is_some()).count()
+    }
+
+    /// The mutants of some kinds.
+    pub fn tally(&self, of: impl Fn(Kind) -> bool) -> Tally {
+        let mut sum = Tally::default();
+        self.kinds.iter().filter(|(kind, _)| of(**kind)).for_each(|(_, tally)| sum.add(*tally));
+        sum
     }
 }
 
@@ -255,6 +284,9 @@ pub fn score(kernel: &Kernel, threads: usize, done: impl Fn(usize, usize) + Sync
     let mut score = score.into_inner().expect("no thread panics with it");
     score.survivors.sort_by(|a, b| (a.line, &a.what).cmp(&(b.line, &b.what)));
     score.disputed.sort();
+    for survivor in &mut score.survivors {
+        survivor.why = why(&kernel.name, survivor).filter(|_| !survivor.redundant());
+    }
     Ok(score)
 }
 
@@ -277,7 +309,7 @@ impl Score {
                 *self.found.entry(fault).or_default() += 1;
             }
             None => {
-                let survivor = Survivor { line, what, kind, unordered };
+                let survivor = Survivor { line, what, kind, unordered, why: None };
                 tally.redundant += usize::from(survivor.redundant());
                 self.survivors.push(survivor);
             }

@@ -236,7 +236,11 @@ impl Run {
             return *known;
         }
         let first = self.graph.node(0);
-        self.threads.push(Thread { warp: (step.cluster, step.warp), moments: vec![first], ..Thread::default() });
+        self.threads.push(Thread {
+            warp: (step.cluster, step.warp),
+            moments: vec![first],
+            ..Thread::default()
+        });
         let new = self.threads.len() as u32 - 1;
         self.index.insert(key, new);
         new
@@ -316,7 +320,15 @@ impl Run {
         }
     }
 
-    fn access(&mut self, thread: u32, step: &Step, place: (u32, Store), bytes: (u64, u64), [write, same]: [bool; 2], kind: Kind) {
+    fn access(
+        &mut self,
+        thread: u32,
+        step: &Step,
+        place: (u32, Store),
+        bytes: (u64, u64),
+        [write, same]: [bool; 2],
+        kind: Kind,
+    ) {
         let moment = self.threads[thread as usize].moments.len() as u32 - 1;
         self.threads[thread as usize].busy = true;
         let (at, count) = bytes;
@@ -325,7 +337,14 @@ impl Run {
 
     /// An operation on an mbarrier as an access to its bytes.
     fn touch(&mut self, thread: u32, step: &Step, (cta, at): (u32, u32), kind: Kind) {
-        self.access(thread, step, (step.cluster, Store::Shared(cta)), (u64::from(at), 8), [true, false], kind);
+        self.access(
+            thread,
+            step,
+            (step.cluster, Store::Shared(cta)),
+            (u64::from(at), 8),
+            [true, false],
+            kind,
+        );
     }
 
     fn piece(&mut self, thread: u32, work: Work) -> u32 {
@@ -347,7 +366,17 @@ impl Run {
                         let kind = Kind::Work(piece, way == Way::Async);
                         let line = step.line;
                         let place = (cluster, store);
-                        self.accesses.push(Access { thread, moment, line, place, at, count, write, same, kind });
+                        self.accesses.push(Access {
+                            thread,
+                            moment,
+                            line,
+                            place,
+                            at,
+                            count,
+                            write,
+                            same,
+                            kind,
+                        });
                     }
                     _ => {
                         let kind = match way {
@@ -456,7 +485,8 @@ impl Run {
                 let own = &self.threads[one as usize];
                 let queue = queue(Work::CpAsync);
                 let grouped = own.groups.get(&queue).into_iter().flatten().flatten();
-                let all: Vec<u32> = own.open.get(&queue).into_iter().flatten().chain(grouped).copied().collect();
+                let all: Vec<u32> =
+                    own.open.get(&queue).into_iter().flatten().chain(grouped).copied().collect();
                 all.iter().for_each(|p| self.pieces[*p as usize].over.push(node));
                 self.arrivals.push(Visit { mbar, phase, before, behind: before, line: step.line });
             }
@@ -470,7 +500,8 @@ impl Run {
                 // The arrival comes behind its issue, and in the order of the thread's commits.
                 self.graph.edge(before, commit, Later, time);
                 self.graph.edge(commit, phase_node, Sees, time);
-                let open = self.threads[one as usize].open.remove(&queue(Work::TensorCore)).unwrap_or_default();
+                let open =
+                    self.threads[one as usize].open.remove(&queue(Work::TensorCore)).unwrap_or_default();
                 open.iter().for_each(|p| self.pieces[*p as usize].over.push(commit));
                 let piece = self.pieces.len() as u32;
                 self.pieces.push(Piece { over: vec![commit], ..Piece::default() });
@@ -497,7 +528,11 @@ impl Run {
                         self.graph.edge(done, behind, if far { strength } else { Later }, time);
                     }
                     let visit = Visit { mbar, phase, before, behind, line: step.line };
-                    if self.passes.last().is_none_or(|p| (p.mbar, p.before, p.behind) != (mbar, before, behind)) {
+                    if self
+                        .passes
+                        .last()
+                        .is_none_or(|p| (p.mbar, p.before, p.behind) != (mbar, before, behind))
+                    {
                         self.passes.push(visit);
                     }
                 }
@@ -595,7 +630,8 @@ impl Run {
         {
             return None;
         }
-        let tensor_core = |run: &Run, x: &Access| x.kind.piece().is_some_and(|p| run.pieces[p as usize].tensor_core);
+        let tensor_core =
+            |run: &Run, x: &Access| x.kind.piece().is_some_and(|p| run.pieces[p as usize].tensor_core);
         let program_order = a.thread == b.thread
             && (a.kind.piece().is_none()
                 || a.kind.piece() == b.kind.piece()
@@ -669,7 +705,8 @@ impl Run {
                 }
                 // A write that is ordered after all that was there stands for it, and so does a thread's next access
                 // for the one before. Operations on mbarriers and strong accesses are not ordered among themselves.
-                let covers = b.write && !b.same && matches!(b.kind, Kind::Plain | Kind::Address | Kind::Work(..));
+                let covers =
+                    b.write && !b.same && matches!(b.kind, Kind::Plain | Kind::Address | Kind::Work(..));
                 cell.retain_mut(|(a, bits)| {
                     let a = &accesses[*a as usize];
                     let again = (a.thread, a.write, a.kind) == (b.thread, b.write, b.kind);
@@ -716,7 +753,8 @@ impl Run {
         let mut exits: HashMap<(u32, u32), Node> = HashMap::new();
         for thread in 0..self.threads.len() as u32 {
             let (cluster, warp) = self.threads[thread as usize].warp;
-            let exit = *exits.entry((cluster, warp / self.warps_per_cta)).or_insert_with(|| self.graph.node(time));
+            let exit =
+                *exits.entry((cluster, warp / self.warps_per_cta)).or_insert_with(|| self.graph.node(time));
             let last = self.now(thread);
             self.graph.edge(last, exit, Sees, time);
         }

@@ -15,8 +15,8 @@ use crate::decode::isa::{Addr, Op, Src};
 use crate::error::{Fault, FaultKind};
 use crate::lanes::lanes;
 use crate::options::Policy;
-use crate::rng::Rng;
 use crate::record::{Deed, Work};
+use crate::rng::Rng;
 use crate::text::ast::Space;
 use crate::units::copy::Kind;
 

@@ -69,8 +69,18 @@ pub(super) fn issue(
     let ranks = receivers(warp, cx, t.multicast, cta, l)?;
     let report = report(warp, t, cta, mbar_cta)?;
     let source = &Source::Tensor(part);
-    let load =
-        Load { lane: l, map: map_at, source, swizzle, ranks: &ranks, offset, bytes, mbar, report, reduce: None };
+    let load = Load {
+        lane: l,
+        map: map_at,
+        source,
+        swizzle,
+        ranks: &ranks,
+        offset,
+        bytes,
+        mbar,
+        report,
+        reduce: None,
+    };
     send(warp, cx, pc, load)?;
     read_map(cx, warp, Way::Generic);
     Ok(())

@@ -38,7 +38,7 @@ pub(crate) struct Mbar {
     pub(crate) done_far: View,
     /// The last arrival of every warp of another CTA: agent, tick, warp, instruction.
     pub(crate) remote: Vec<(u32, u32, u32, u32)>,
-    /// What those who arrive in this phase came after, whatever the strength of the arrival.
+    /// What those who arrive or issue copies in this phase came after, whatever the strength of the arrival.
     pub(crate) after: View,
     /// Waits by parity for the last phase: agent and tick, warp, instruction.
     pub(crate) waits: Vec<(u32, u32, u32, u32)>,
@@ -58,7 +58,10 @@ pub(crate) struct Passed {
 /// Why an operation on an mbarrier is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MbarError {
-    OverArrival { pending: u32, arrivals: u32 },
+    OverArrival {
+        pending: u32,
+        arrivals: u32,
+    },
     TxRange(i64),
     CompletedInFlight(u32),
     /// No arrival of the phase comes after this wait (warp, instruction) for the phase before.
