@@ -51,8 +51,10 @@ fn main() -> Result<(), String> {
                 score.not_executed,
                 started.elapsed().as_secs_f64()
             );
-            for s in &score.survivors {
-                println!("    line {}: {}; {}", s.line, s.what, order(s.unordered.as_deref()));
+            println!("{}", score.row(&kernel.name));
+            for s in score.survivors.iter().filter(|s| !s.redundant()) {
+                let why = s.why.map_or_else(|| order(s.unordered.as_deref()), str::to_owned);
+                println!("    line {}: {}; {why}", s.line, s.what);
             }
             println!(
                 "    of {} found, {} are disputed: {:?}",

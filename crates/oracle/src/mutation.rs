@@ -203,6 +203,21 @@ impl Score {
         self.survivors.iter().filter(|s| s.why.is_some()).count()
     }
 
+    /// A row of the table in `docs/blackwell.md`: mutants, found, redundant by proof, explained, and the first three of
+    /// the kinds that a kernel for the tensor core cannot do without.
+    pub fn row(&self, kernel: &str) -> String {
+        let (all, core) = (self.tally(|_| true), self.tally(Kind::is_core));
+        let (of_all, of_core) = (self.mutants(), core.mutants);
+        format!(
+            "| `{kernel}` | {of_all} | {} | {} | {} | {of_core} | {} | {} |",
+            all.found,
+            all.redundant,
+            self.explained(),
+            core.found,
+            core.redundant
+        )
+    }
+
     /// The mutants of some kinds.
     pub fn tally(&self, of: impl Fn(Kind) -> bool) -> Tally {
         let mut sum = Tally::default();

@@ -30,7 +30,7 @@ impl Cx<'_> {
                 m.issued += 1;
                 // The phase is not complete before the copy is issued.
                 if let Some(h) = hazards {
-                    h.pass(warp, &mut m.after);
+                    h.waits_before(warp, &mut m.after);
                 }
             }
         }

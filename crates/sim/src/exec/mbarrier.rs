@@ -114,7 +114,7 @@ impl Cx<'_> {
                 m.remote.push((agent, tick, warp, pc));
             }
             let release = arrive.release;
-            h.pass(warp, &mut m.after);
+            h.waits_before(warp, &mut m.after);
             match (remote, arrive.scope) {
                 (false, _) => h.release(warp, release, Scope::Cta, &mut m.arriving),
                 (true, Scope::Cta) => h.release_nothing(warp, &mut m.arriving),

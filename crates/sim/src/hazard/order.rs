@@ -281,6 +281,16 @@ impl Hazards {
         (agent, tick)
     }
 
+    /// The waits for mbarriers that the selected lanes come after, whatever the strength of what they do next.
+    pub(crate) fn waits_before(&mut self, warp: u32, into: &mut View) {
+        let warps = self.clocks.len() as u32;
+        for c in self.selected(warp) {
+            for agent in (0..warps).map(|warp| Self::agent(warp, Unit::Waits)) {
+                into.raise(agent, c.now.last_past(agent));
+            }
+        }
+    }
+
     /// A new initialization of an mbarrier by this warp: its tick.
     pub(crate) fn mbarrier_init(&mut self, warp: u32) -> u32 {
         self.clocks[warp as usize].inits += 1;

@@ -38,7 +38,7 @@ pub(crate) struct Mbar {
     pub(crate) done_far: View,
     /// The last arrival of every warp of another CTA: agent, tick, warp, instruction.
     pub(crate) remote: Vec<(u32, u32, u32, u32)>,
-    /// What those who arrive or issue copies in this phase came after, whatever the strength of the arrival.
+    /// The waits that those who arrive or issue copies in this phase came after, whatever the strength of the arrival.
     pub(crate) after: View,
     /// Waits by parity for the last phase: agent and tick, warp, instruction.
     pub(crate) waits: Vec<(u32, u32, u32, u32)>,
@@ -179,7 +179,6 @@ impl Mbar {
             return Err(MbarError::Overtakes(warp, pc));
         }
         self.waits.clear();
-        self.after.clear();
         self.phase = self.phase.wrapping_add(1);
         self.pending = self.count;
         self.issued = 0;
@@ -188,6 +187,9 @@ impl Mbar {
         self.done_far.clear();
         std::mem::swap(&mut self.done_far, &mut self.arriving_far);
         self.done.raise(self.agent, self.phase);
+        // Who waits for this phase comes after them as well.
+        self.done.join(&self.after);
+        self.after.clear();
         Ok(true)
     }
 

@@ -532,6 +532,14 @@ fn a_wait_that_the_next_phase_may_overtake() {
         )
     };
     correct(&body("bar.sync 0;"), 64, 1);
+    // The next phase cannot be complete before a copy is, which is issued behind the wait.
+    let copy = "add.u32 r9, s, 2048; @p0 mbarrier.init.shared::cta.b64 [r9], 1; bar.sync 0;
+        @p0 mbarrier.arrive.shared::cta.b64 _, [r9];
+        W: mbarrier.try_wait.parity.shared::cta.b64 p2, [r9], 0; @!p2 bra W;
+        @p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [r9], 64; fence.proxy.async; bar.sync 0;
+        @p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [b], 64, [r9];
+        V: mbarrier.try_wait.parity.shared::cta.b64 p2, [r9], 1; @!p2 bra V;";
+    correct(copy, 64, 1);
     let kinds = [FaultKind::WrongParity, FaultKind::Deadlock];
     for options in schedules() {
         let fault = run(&body(""), 64, 1, &options).expect_err("the wait may be late");
