@@ -11,27 +11,19 @@ const EXPLAINED: &[(&str, u32, &str, &str)] = &[
         "it lies between reads of the response and the next write by the async proxy: the simulator asks for a proxy \
          fence behind generic writes, as main loops that run on the chips free a stage without one",
     ),
-    (
-        "sm90_bf16_device_maps",
-        107,
-        "deleted",
-        "`tensormap.cp_fenceproxy` releases and the `fence.proxy.tensormap` behind it acquires, in every lane of the \
-         one warp that writes these words",
-    ),
-    (
-        "sm90_bf16_device_maps",
-        161,
-        "deleted",
-        "`tensormap.cp_fenceproxy` releases and the `fence.proxy.tensormap` behind it acquires, in every lane of the \
-         one warp that writes these words",
-    ),
-    (
-        "sm90_bf16_device_maps",
-        640,
-        "",
-        "the epilogue of the last tile has waited for all groups (line 569), and none is issued behind it",
-    ),
+    ("sm90_bf16_device_maps", 107, "deleted", MAPS),
+    ("sm90_bf16_device_maps", 161, "deleted", MAPS),
+    ("sm90_bf16_device_maps", 640, "", EPILOGUE),
+    ("sm90_e4m3_device_maps_ws", 105, "deleted", MAPS),
+    ("sm90_e4m3_device_maps_ws", 156, "deleted", MAPS),
+    ("sm90_e4m3_device_maps_ws", 766, "", EPILOGUE),
 ];
+
+const MAPS: &str = "`tensormap.cp_fenceproxy` releases and the `fence.proxy.tensormap` behind it acquires, in every lane \
+                    of the one warp that touches these words";
+
+const EPILOGUE: &str =
+    "the epilogue of the last tile has waited for all groups, and none is issued behind it";
 
 /// What is known of the permit to allocate, in every kernel.
 const PERMIT: &str =
