@@ -9,7 +9,8 @@
 //!   every result is exact and any order of sums gives the same bits. [`Operands::Normals`] are compared with a model
 //!   of the tensor core (`tensor_core`) bit for bit where all of the kernel is modelled, else within a tolerance.
 //! - [`check`]: a kernel under schedules with both operands, without faults.
-//! - [`score`]: mutants of a kernel, and which of them the simulator finds.
+//! - [`score`]: mutants of a kernel, and which of them the simulator finds. [`unordered`] is a second opinion on the
+//!   others: a graph of what the run did, searched for paths, which shares nothing with the simulator's vector clocks.
 //! - [`coverage`]: which instruction forms the corpus uses, as the table of `docs/blackwell.md`.
 //!
 //! The models here know formats and published arithmetic, and nothing of the simulator's code.
@@ -19,9 +20,11 @@
 mod case;
 mod check;
 mod coverage;
+mod explained;
 mod format;
 mod kernel;
 mod mutation;
+mod order;
 mod reference;
 mod tensor_core;
 
@@ -29,4 +32,5 @@ pub use case::{Case, Operands, Outputs};
 pub use check::{Failure, check, schedules};
 pub use coverage::coverage;
 pub use kernel::{Element, Kernel, Param, corpus, folder};
-pub use mutation::{Score, score};
+pub use mutation::{Kind, Score, Survivor, Tally, disorder_of, score};
+pub use order::{Unordered, unordered};

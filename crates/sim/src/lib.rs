@@ -104,6 +104,7 @@ mod memory;
 mod module;
 mod mutate;
 mod options;
+mod record;
 mod report;
 mod rng;
 mod schedule;
@@ -118,6 +119,7 @@ pub use module::Module;
 pub use mutate::{Mutant, misvalued, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
+pub use record::{Deed, Step, Store, Way, Work};
 pub use report::{Report, TraceEvent, TraceUnit};
 pub use target::{Features, Target};
 pub use units::tensormap::{

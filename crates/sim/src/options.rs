@@ -34,6 +34,8 @@ pub struct Options {
     pub strict: bool,
     /// Whether [`Report::trace`](crate::Report::trace) is recorded.
     pub trace: bool,
+    /// Whether [`Report::record`](crate::Report::record) is made.
+    pub record: bool,
     /// The GPU, which must run the module's target; that of the module where it is `None`.
     pub gpu: Option<Target>,
     /// CTAs that run at the same time.
@@ -57,6 +59,7 @@ impl Default for Options {
             keep_going: false,
             strict: false,
             trace: false,
+            record: false,
             gpu: None,
             resident_ctas: 132,
             instruction_limit: 20_000_000_000,

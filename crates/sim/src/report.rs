@@ -1,6 +1,7 @@
 //! Report of a run: counts, executed lines and the timeline.
 
 use crate::error::{Fault, Place};
+use crate::record::Step;
 
 /// What a run did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub struct Report {
     pub stopped: bool,
     /// What ran when, if asked for.
     pub trace: Vec<TraceEvent>,
+    /// Every access and everything that synchronizes, if asked for.
+    pub record: Vec<Step>,
 }
 
 /// The unit that a [`TraceEvent`] belongs to.

@@ -8,6 +8,7 @@ use crate::decode::SHARED_BASE;
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Scope};
 use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
+use crate::record::Store;
 use crate::text::ast::Space;
 
 /// A resolved address.
@@ -148,6 +149,9 @@ impl Cx<'_> {
         write: bool,
         same: bool,
     ) -> Result<(), Fault> {
+        let (by, strong) = ((access.warp, access.pc), access.strong.is_some());
+        let bytes = (u64::from(offset), u64::from(len));
+        self.record_access(by, lane, Store::Shared(cta as u32), bytes, [write, same, strong]);
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;
         let agent = h.lane_agent(access.warp, lane);
@@ -176,6 +180,23 @@ impl Cx<'_> {
         cta: usize,
         write: bool,
     ) -> Result<(), Fault> {
+        if self.options.record {
+            let ranges: Vec<_> = ranges.collect();
+            let wide: Vec<_> = ranges.iter().map(|(at, len)| (u64::from(*at), u64::from(*len))).collect();
+            self.record_work_access(event, lane, Store::Shared(cta as u32), &wide, write);
+            return self.check_async(event, lane, ranges.into_iter(), cta, write);
+        }
+        self.check_async(event, lane, ranges, cta, write)
+    }
+
+    fn check_async(
+        &mut self,
+        event: Event,
+        lane: Option<usize>,
+        ranges: impl Iterator<Item = (u32, u32)>,
+        cta: usize,
+        write: bool,
+    ) -> Result<(), Fault> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         h.make_room();
         let id = h.event(event);
@@ -194,6 +215,8 @@ impl Cx<'_> {
         same: bool,
     ) -> Result<(), Fault> {
         let cta = self.cta_index(access.warp);
+        let (by, strong) = ((access.warp, access.pc), access.strong.is_some());
+        self.record_access(by, lane, Store::Global, range, [write, same, strong]);
         self.check_predecessor((access.warp, access.pc), lane as u8, range, write)?;
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;
@@ -215,6 +238,21 @@ impl Cx<'_> {
 
     /// Records an access of an asynchronous unit to global memory.
     pub(crate) fn shadow_global_async(
+        &mut self,
+        event: Event,
+        lane: Option<usize>,
+        ranges: impl Iterator<Item = (u64, u64)>,
+        write: bool,
+    ) -> Result<(), Fault> {
+        if self.options.record {
+            let ranges: Vec<_> = ranges.collect();
+            self.record_work_access(event, lane, Store::Global, &ranges, write);
+            return self.check_global_async(event, lane, ranges.into_iter(), write);
+        }
+        self.check_global_async(event, lane, ranges, write)
+    }
+
+    fn check_global_async(
         &mut self,
         event: Event,
         lane: Option<usize>,

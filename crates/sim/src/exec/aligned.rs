@@ -4,6 +4,7 @@ use super::context::Cx;
 use super::warp::{Wait, Warp};
 use super::{Issue, Next};
 use crate::error::{Fault, FaultKind};
+use crate::record::Deed;
 
 /// Requires that the lanes of `need` (that have not exited) are all in this group.
 pub(super) fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
@@ -14,6 +15,7 @@ pub(super) fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>
 /// These lanes have converged at an instruction: what each did before is ordered before what all of them do next.
 pub(super) fn converged(warp: &mut Warp, cx: &mut Cx<'_>, active: u32) {
     warp.convergence.converge(active | warp.exited);
+    cx.record(warp.index, active, Deed::Together);
     if let Some(h) = &mut cx.cluster.hazards {
         h.select(active, warp.exited);
         h.converge(warp.index);

@@ -11,6 +11,7 @@ use crate::decode::isa::Src;
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Hazards, Scope};
 use crate::lanes::lanes;
+use crate::record::Deed;
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issue) -> Result<Next, Fault> {
     let active = at.active;
@@ -36,7 +37,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
                 converged(warp, cx, active);
             }
             for l in lanes(active) {
-                if warp.cluster_arrivals[l] > cx.cluster.barrier.phase {
+                if warp.cluster_arrivals[l] > warp.cluster_waits[l] {
                     return Err(Fault::new(
                         FaultKind::OverArrival,
                         format!("lane {l} arrives twice at the cluster barrier without a wait between"),
@@ -44,6 +45,8 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
                 }
                 warp.cluster_arrivals[l] += 1;
             }
+            let phase = cx.cluster.barrier.phase + 1;
+            cx.record(warp.index, active, Deed::ClusterArrive { phase, release: *release });
             cx.cluster.barrier.arrived += active.count_ones();
             if let Some(h) = &mut cx.cluster.hazards {
                 h.pass(warp.index, &mut cx.cluster.barrier.passing);
@@ -71,6 +74,9 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
             if lanes(active).any(|l| cx.cluster.barrier.phase < warp.cluster_arrivals[l]) {
                 return Ok(Next::Retry(Wait::Cluster));
             }
+            lanes(active).for_each(|l| warp.cluster_waits[l] = warp.cluster_arrivals[l]);
+            let phase = cx.cluster.barrier.phase;
+            cx.record(warp.index, active, Deed::ClusterWait { phase, acquire: *acquire });
             if let Some(h) = &mut cx.cluster.hazards {
                 h.passed(warp.index, &cx.cluster.barrier.passed);
                 h.acquire(warp.index, *acquire, Scope::Cluster, &cx.cluster.barrier.done);
@@ -117,6 +123,8 @@ fn arrive(
     let expected = if whole { all } else { count };
     // Lanes that exited, or that the block never had, count with their warp.
     let arriving = if active | warp.exited == u32::MAX { 32 } else { active.count_ones() };
+    let generation = cx.cluster.ctas[rank].bars[id].generation;
+    cx.record_at((warp.index, pc), active, Deed::Bar { id: id as u32, generation, waits });
     let Cluster { ctas, hazards } = split(cx);
     let b = &mut ctas[rank].bars[id];
     if b.expected != 0 && b.expected != expected && !(b.whole && whole) {

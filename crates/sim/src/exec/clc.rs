@@ -15,6 +15,7 @@ use crate::decode::isa::{Addr, Op, Src};
 use crate::error::{Fault, FaultKind};
 use crate::lanes::lanes;
 use crate::options::Policy;
+use crate::record::{Deed, Work};
 use crate::rng::Rng;
 use crate::text::ast::Space;
 use crate::units::copy::Kind;
@@ -152,6 +153,8 @@ fn try_cancel(
         cx.shared_range(cta, mbar, 8)?;
         cx.mbar(warp.index, cta, mbar, true)?;
         let event = cx.copy_event(warp.index, pc, (cta, mbar));
+        let work = Work::Reports(cta as u32, mbar, cx.phase_of(cta, mbar));
+        cx.record_at((warp.index, pc), 1 << l, Deed::Issue(work));
         cx.shadow_async(event, None, std::iter::once((offset, RESPONSE)), cta, true)?;
     }
     let first = cx.waiting.claim(cx.options.policy, cx.rng);

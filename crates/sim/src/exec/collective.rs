@@ -8,6 +8,7 @@ use crate::decode::collective::{CollectiveOp, Shuffle, Vote};
 use crate::decode::isa::Src;
 use crate::error::{Fault, FaultKind};
 use crate::lanes::{LANES, lanes};
+use crate::record::Deed;
 use crate::units::atomic::{self, AtomFn};
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CollectiveOp, at: Issue) -> Result<Next, Fault> {
@@ -17,7 +18,10 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CollectiveOp, at: I
             CollectiveOp::ActiveMask { .. } => {}
             CollectiveOp::WarpSync { .. } => converged(warp, cx, at.active),
             // They have converged; their memory accesses are not ordered.
-            _ => warp.convergence.converge(at.active | warp.exited),
+            _ => {
+                cx.record(warp.index, at.active, Deed::Met);
+                warp.convergence.converge(at.active | warp.exited);
+            }
         }
     }
     Ok(next)

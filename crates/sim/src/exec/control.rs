@@ -8,6 +8,7 @@ use crate::decode::control::{CallCopy, CallTarget, ControlOp};
 use crate::decode::isa::{Op, Src};
 use crate::error::{Fault, FaultKind};
 use crate::lanes::{LANES, lanes};
+use crate::record::Deed;
 use std::cmp::Ordering;
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issue) -> Result<Next, Fault> {
@@ -214,6 +215,7 @@ fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
             Next::Done
         }
         None => {
+            cx.record_at((warp.index, pc), active, Deed::Exit);
             warp.exited |= active;
             warp.left_at = pc;
             *cx.progress += 1;

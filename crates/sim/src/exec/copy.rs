@@ -10,6 +10,7 @@ use crate::decode::isa::{Addr, Src};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Scope, Unit};
 use crate::lanes::lanes;
+use crate::record::{Deed, Work};
 use crate::text::ast::Space;
 use crate::text::types::Ty;
 use crate::units::atomic::AtomFn;
@@ -26,6 +27,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CopyOp, at: Issue) 
             CopyOp::Tensor(t) => tensor_copy::issue(warp, cx, t, at.pc, l)?,
             CopyOp::Bulk(b) => bulk(warp, cx, b, at.pc, l)?,
             CopyOp::Commit => {
+                cx.record(warp.index, 1 << l, Deed::Group(Work::BulkStore));
                 let g = warp.bulk.entry(l as u32).or_default();
                 let open = std::mem::take(&mut g.open);
                 g.groups.push_back(open);
@@ -117,6 +119,8 @@ impl Report {
 
 /// A copy into shared memory, before it goes to its receivers.
 pub(super) struct Load<'a> {
+    /// The lane that issues it.
+    pub(super) lane: usize,
     /// Address of the tensor map in global memory.
     pub(super) map: Option<u64>,
     pub(super) source: &'a Source,
@@ -133,7 +137,7 @@ pub(super) struct Load<'a> {
 
 /// Sends a load to its receivers.
 pub(super) fn send(warp: &Warp, cx: &mut Cx<'_>, pc: u32, load: Load<'_>) -> Result<(), Fault> {
-    let Load { map, source, swizzle, ranks, offset, bytes, mbar, report, reduce } = load;
+    let Load { lane, map, source, swizzle, ranks, offset, bytes, mbar, report, reduce } = load;
     // Every receiver is checked before anything moves.
     for &cta in ranks {
         let owner = report.of(cta);
@@ -148,6 +152,8 @@ pub(super) fn send(warp: &Warp, cx: &mut Cx<'_>, pc: u32, load: Load<'_>) -> Res
         cx.shared_range(cta, offset, bytes)?;
         cx.shared_range(owner, mbar, 8)?;
         cx.mbar(warp.index, owner, mbar, true)?;
+        let work = Work::Reports(owner as u32, mbar, cx.phase_of(owner, mbar));
+        cx.record_at((warp.index, pc), 1 << lane, Deed::Issue(work));
         // Reductions are atomic among themselves.
         let event = Event {
             strong: reduce.is_some().then_some(Scope::Gpu),
@@ -199,6 +205,7 @@ pub(super) struct Store {
 pub(super) fn store(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, l: usize, copy: Store) -> Result<(), Fault> {
     let Store { map, swizzle, cta, offset, bytes, target } = copy;
     let (event, tick) = cx.store_event(warp.index, pc);
+    cx.record_at((warp.index, pc), 1 << l, Deed::Issue(Work::BulkStore));
     cx.shadow_async(event, None, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
     let write = Event { strong: target.reduces().then_some(Scope::Gpu), ..Hazards::bulk_write(event) };
     match &target {
@@ -281,6 +288,7 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
         Source::Shared(c, o)
     };
     let load = Load {
+        lane: l,
         map: None,
         source: &source,
         swizzle: Swizzle::None,
@@ -305,6 +313,8 @@ fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active:
     if !cx.copies_done(&ids, read) {
         return Ok(Next::Retry(Wait::Copies(ids, read)));
     }
+    let deed = Deed::GroupWait { work: Work::BulkStore, pending: Some(pending), read };
+    cx.record(warp.index, active, deed);
     let mut done = |unit: Unit, tick: u32| {
         if let Some(h) = &mut cx.cluster.hazards {
             h.completed(warp.index, Hazards::agent(warp.index, unit), tick);
@@ -350,6 +360,8 @@ fn store_async(warp: &Warp, cx: &mut Cx<'_>, words: Words<'_>, pc: u32, l: usize
     cx.shared_range(cta, offset, total)?;
     cx.mbar(warp.index, owner, at, false)?;
     // Ordered by the mbarrier's phase like a copy, but through the generic proxy.
+    let work = Work::Reports(owner as u32, at, cx.phase_of(owner, at));
+    cx.record_at((warp.index, pc), 1 << l, Deed::Issue(work));
     let event = Event {
         proxy: Proxy::Generic,
         strong: reduce.is_some().then_some(Scope::Gpu),

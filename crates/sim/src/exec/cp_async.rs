@@ -9,13 +9,17 @@ use crate::decode::cp_async::CpAsyncOp;
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Scope, Unit, View};
 use crate::lanes::lanes;
+use crate::record::{Deed, Work};
 use crate::text::ast::Space;
 use crate::units::copy::{Kind, LaneCopy, LaneGroups};
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CpAsyncOp, at: Issue) -> Result<Next, Fault> {
     match op {
         CpAsyncOp::Copy { .. } => copy(warp, cx, op, at)?,
-        CpAsyncOp::Commit => commit(warp, at.active),
+        CpAsyncOp::Commit => {
+            cx.record(warp.index, at.active, Deed::Group(Work::CpAsync));
+            commit(warp, at.active);
+        }
         CpAsyncOp::Wait { pending } => return wait(warp, cx, *pending, at.active),
         CpAsyncOp::Arrive { .. } => arrive(warp, cx, op, at)?,
     }
@@ -54,6 +58,7 @@ fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &CpAsyncOp, at: Issue) -> Result<(
                 format!("{valid} source bytes of a copy of {bytes}"),
             ));
         }
+        cx.record(warp.index, 1 << l, Deed::Issue(Work::CpAsync));
         cx.shadow_async(event, Some(l), std::iter::once((offset, *bytes)), cta, true)?;
         cx.shadow_global_async(event, Some(l), std::iter::once((global, u64::from(valid))), false)?;
         list.push(LaneCopy { cta, offset, global, bytes: *bytes, valid });
@@ -88,6 +93,7 @@ fn wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: Option<u32>, active: u32) -> 
     if !cx.copies_done(&ids, false) {
         return Ok(Next::Retry(Wait::Copies(ids, false)));
     }
+    cx.record(warp.index, active, Deed::GroupWait { work: Work::CpAsync, pending, read: false });
     for (lanes, part) in warp.cp_async.of(active) {
         let mut tick = part.groups.drain(..old(part)).next_back().map_or(0, |group| group.0);
         if pending.is_none() {
@@ -114,6 +120,8 @@ fn arrive(warp: &mut Warp, cx: &mut Cx<'_>, op: &CpAsyncOp, at: Issue) -> Result
     }
     for l in lanes(active) {
         let mbar = shared_at(warp, cx, addr, *space, l)?;
+        let (name, phase) = ((mbar.0 as u32, mbar.1), cx.phase_of(mbar.0, mbar.1));
+        cx.record(warp.index, 1 << l, Deed::ArriveBehindCopies { mbar: name, phase });
         let m = cx.mbar(warp.index, mbar.0, mbar.1, false)?;
         if !*noinc {
             m.pending += 1;

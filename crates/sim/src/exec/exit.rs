@@ -34,8 +34,7 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
         let forgotten = |part: &LaneGroups| {
             let tracked = |id: &u64| *id <= part.tracked;
             let grouped = part.groups.iter().flat_map(|group| &group.1).copied();
-            let grouped: Vec<u64> = grouped.filter(|id| !tracked(id)).collect();
-            !part.open.iter().all(tracked) || !cx.copies_done(&grouped, false)
+            !part.open.iter().chain(&grouped.collect::<Vec<_>>()).all(tracked)
         };
         if warp.cp_async.parts().any(forgotten) {
             let last = warp.cp_async.last_pc;

@@ -9,6 +9,7 @@ use crate::decode::fence::FenceOp;
 use crate::error::Fault;
 use crate::hazard::Scope;
 use crate::lanes::lanes;
+use crate::record::Deed;
 use crate::text::ast::Space;
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &FenceOp, at: Issue) -> Result<Next, Fault> {
@@ -21,6 +22,12 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &FenceOp, at: Issue)
                 cx.acquire_map(warp, at.pc, a);
             }
         }
+    }
+    if let FenceOp::ProxyAsync { shared, global } = op {
+        cx.record(warp.index, at.active, Deed::FenceProxy { shared: *shared, global: *global });
+    }
+    if let FenceOp::MbarrierInit = op {
+        cx.record(warp.index, at.active, Deed::FenceInit);
     }
     if let Some(h) = &mut cx.cluster.hazards {
         if let FenceOp::TensorMapRelease { .. } = op {

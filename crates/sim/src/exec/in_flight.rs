@@ -1,5 +1,6 @@
 //! Copies in flight: submitted by a warp, performed when the schedule says.
 
+use super::barrier::{Cluster, split};
 use super::context::Cx;
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
@@ -23,10 +24,14 @@ impl Cx<'_> {
         self.report.copies += 1;
         let id = self.report.copies;
         if let Kind::Load { mbar: (cta, at), .. } | Kind::Words { mbar: (cta, at), .. } = kind {
-            let m = self.cluster.ctas[cta].mbars.get_mut(&at);
-            if let Some(m) = m {
+            let Cluster { ctas, hazards } = split(self);
+            if let Some(m) = ctas[cta].mbars.get_mut(&at) {
                 m.undelivered += 1;
                 m.issued += 1;
+                // The phase is not complete before the copy is issued.
+                if let Some(h) = hazards {
+                    h.waits_before(warp, &mut m.after);
+                }
             }
         }
         let start = self.report.instructions;

@@ -11,6 +11,7 @@ use crate::decode::mbarrier::{Arrive, MbarrierOp, PhaseRef};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Hazards, Scope, Unit, View};
 use crate::lanes::lanes;
+use crate::record::Deed;
 use crate::text::ast::Space;
 use crate::units::copy::{Kind, Pending};
 use crate::units::mbarrier::{MAX_COUNT, Mbar, MbarError, Passed};
@@ -91,7 +92,7 @@ impl Cx<'_> {
     /// One arrival of a warp's thread, with the bytes that it expects.
     fn mbar_arrive(
         &mut self,
-        (warp, pc): (u32, u32),
+        (warp, lane, pc): (u32, usize, u32),
         (cta, at): (usize, u32),
         arrive: &Arrive,
         count: u32,
@@ -100,6 +101,9 @@ impl Cx<'_> {
         self.mbar(warp, cta, at, false)?;
         *self.progress += 1;
         let remote = warp as usize / self.cluster.warps_per_cta != cta;
+        let (release, far) = (arrive.release, arrive.scope != Scope::Cta);
+        let deed = Deed::Arrive { mbar: (cta as u32, at), phase: self.phase_of(cta, at), release, far };
+        self.record_at((warp, pc), 1 << lane, deed);
         let Cluster { ctas, hazards } = split(self);
         let Some(m) = ctas[cta].mbars.get_mut(&at) else { return Ok(0) };
         let token = m.token();
@@ -110,6 +114,7 @@ impl Cx<'_> {
                 m.remote.push((agent, tick, warp, pc));
             }
             let release = arrive.release;
+            h.waits_before(warp, &mut m.after);
             match (remote, arrive.scope) {
                 (false, _) => h.release(warp, release, Scope::Cta, &mut m.arriving),
                 (true, Scope::Cta) => h.release_nothing(warp, &mut m.arriving),
@@ -216,12 +221,20 @@ impl Cx<'_> {
             MbarError::CompletedInFlight(_) => {
                 self.cluster.pending.iter().find(reports).map(|p| (p.warp, p.pc))
             }
+            MbarError::Overtakes(warp, pc) => Some((warp, pc)),
             _ => self.cluster.ctas[cta].mbars.get(&at).map(|m| m.last),
         };
         let (kind, message) = match e {
             MbarError::OverArrival { pending, arrivals } => {
                 (FaultKind::OverArrival, format!("{arrivals} arrivals on {name}, which misses {pending}"))
             }
+            MbarError::Overtakes(..) => (
+                FaultKind::WrongParity,
+                format!(
+                    "{name} completes a phase, and nothing orders an arrival after this wait for the phase before: \
+                     the wait may be late, and take the parity of the next phase for one that has not begun"
+                ),
+            ),
             MbarError::TxRange(tx) => (
                 FaultKind::TransactionCount,
                 format!("the transaction count of {name} would be {tx}, outside of 20 bits"),
@@ -278,6 +291,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Iss
                     m.init_tick = h.mbarrier_init(warp.index);
                 }
                 cx.cluster.ctas[cta].mbars.insert(at, m);
+                cx.record(warp.index, 1 << l, Deed::MbarInit(cta as u32, at));
             }
             MbarrierOp::Inval { addr, space } => {
                 let (cta, at) = locate(warp, cx, addr, *space, l)?;
@@ -301,7 +315,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Iss
                         "this arrival completes the phase, which .noComplete excludes",
                     ));
                 }
-                let token = cx.mbar_arrive((warp.index, pc), (cta, at), a, count, expect)?;
+                let token = cx.mbar_arrive((warp.index, l, pc), (cta, at), a, count, expect)?;
                 if let Some(t) = a.token {
                     warp.set(t, l, token);
                 }
@@ -309,6 +323,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Iss
             MbarrierOp::Tx { addr, space, bytes, complete } => {
                 let (cta, at) = locate(warp, cx, addr, *space, l)?;
                 let bytes = i64::from(warp.value(*bytes, l) as u32);
+                cx.record(warp.index, 1 << l, Deed::MbarTouch(cta as u32, at));
                 let m = cx.mbar(warp.index, cta, at, false)?;
                 let result = if *complete {
                     m.expect(-bytes).and_then(|()| m.settle().map(|_| ()))
@@ -366,6 +381,17 @@ fn wait(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Issue) -> Result<
     for l in lanes(active) {
         warp.set(*dst, l, u64::from(done >> l & 1));
     }
+    if cx.options.record {
+        for w in &waits {
+            let here = |l: &usize| locate(warp, cx, addr, *space, *l).is_ok_and(|at| at == (w.cta, w.offset));
+            let passed: u32 = lanes(done).filter(here).map(|l| 1 << l).sum();
+            let (mbar, phase) = ((w.cta as u32, w.offset), cx.phase_of(w.cta, w.offset));
+            if passed != 0 {
+                let (acquire, far) = (*acquire, *scope != Scope::Cta);
+                cx.record_at((warp.index, pc), passed, Deed::Pass { mbar, phase, acquire, far });
+            }
+        }
+    }
     if done != 0 {
         let Cluster { ctas, hazards } = split(cx);
         if let Some(h) = hazards {
@@ -382,6 +408,12 @@ fn wait(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Issue) -> Result<
                         Scope::Cta => h.acquire_nothing(warp.index, &m.done_far),
                         _ => h.acquire(warp.index, *acquire, Scope::Cluster, &m.done_far),
                     }
+                }
+                if over && let PhaseWait::Parity(_) = w.phase {
+                    let (agent, tick) = h.mbarrier_wait(warp.index);
+                    // A later wait of the same warp for the same phase stands for this one.
+                    m.waits.retain(|w| w.0 != agent);
+                    m.waits.push((agent, tick, warp.index, pc));
                 }
                 if over {
                     let parity = match w.phase {

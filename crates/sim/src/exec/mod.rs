@@ -21,6 +21,7 @@ mod matrix;
 mod mbarrier;
 mod memory;
 mod print;
+mod record;
 mod scalar;
 mod tcgen05;
 mod tensor_copy;

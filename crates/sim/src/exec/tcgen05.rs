@@ -18,6 +18,7 @@ use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Pipe, Proxy, TensorAccess, TensorConflict, TensorMissing};
 use crate::lanes::{LANES, lanes};
 use crate::options::Policy;
+use crate::record::{Deed, Way, Work as Recorded};
 use crate::report::TraceUnit;
 use crate::text::ast::Space;
 use crate::units::tcgen05::queue::{Done, Footprint, Role, TensorUse, Work, WorkKind};
@@ -55,6 +56,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, at: Issu
         }
         Tcgen05Op::Wait { stores } => {
             whole_warp!(warp, cx, at);
+            cx.record(warp.index, u32::MAX, Deed::TensorWait { stores: *stores });
             if let Some(h) = &mut cx.cluster.hazards {
                 h.tensor_wait(warp.index, *stores);
             }
@@ -188,6 +190,8 @@ fn commit(
     for &rank in &ranks {
         cx.shared_range(rank, offset, 8)?;
         cx.mbar(warp.index, rank, offset, false)?;
+        let (mbar, phase) = ((rank as u32, offset), cx.phase_of(rank, offset));
+        cx.record_at((warp.index, pc), 1 << lane, Deed::Commit { mbar, phase });
     }
     let mut done = Done::default();
     if let Some(h) = &mut cx.cluster.hazards {
@@ -238,6 +242,10 @@ impl Cx<'_> {
         }
         for u in &footprint.tensor {
             self.check_area(u.cta, &u.area)?;
+        }
+        self.record_at((warp, pc), 1 << lane, Deed::Issue(Recorded::TensorCore));
+        for u in &footprint.tensor {
+            self.record_tensor((warp, pc), u32::from(lane), Way::Async, u);
         }
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let (id, (agent, tick)) = h.tensor_work(warp, lane, pc, pipe);

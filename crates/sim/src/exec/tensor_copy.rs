@@ -1,13 +1,15 @@
 //! Tensor copies: what a thread asks of the TMA.
 
 use super::context::Cx;
-use super::copy::{Load, Report, Store, receivers, send, shared_at, store};
+use super::copy::{Load, Report, Store as Outgoing, receivers, send, shared_at, store};
 use super::memory::{address, check_alignment};
 use super::warp::Warp;
 use crate::decode::copy::{CopyMode, TensorCopy};
 use crate::error::{Fault, FaultKind};
+use crate::record::{Deed, Store, Way};
 use crate::text::ast::Space;
 use crate::units::copy::{Source, Target};
+use crate::units::tensormap::TENSOR_MAP_BYTES;
 use crate::units::tma::{Corner, TensorPart};
 
 /// Issues one lane's tensor copy.
@@ -19,6 +21,14 @@ pub(super) fn issue(
     l: usize,
 ) -> Result<(), Fault> {
     let (map, map_at) = cx.load_map(warp, address(warp, &t.map, Space::Generic, l))?;
+    let read_map = |cx: &mut Cx<'_>, warp: &Warp, way: Way| {
+        let (store, write) = (Store::Global, false);
+        if let Some(at) = map_at {
+            let deed = Deed::Access { store, at, count: TENSOR_MAP_BYTES as u64, write, same: write, way };
+            cx.record(warp.index, 1 << l, deed);
+        }
+    };
+    read_map(cx, warp, Way::Plain);
     if map.rank != t.rank {
         return Err(Fault::new(
             FaultKind::TensorMap,
@@ -48,7 +58,9 @@ pub(super) fn issue(
         check_alignment(u64::from(offset), 128)?;
         cx.shared_range(cta, offset, bytes)?;
         let target = Target::Tensor(part, t.reduce);
-        return store(warp, cx, pc, l, Store { map: map_at, swizzle, cta, offset, bytes, target });
+        store(warp, cx, pc, l, Outgoing { map: map_at, swizzle, cta, offset, bytes, target })?;
+        read_map(cx, warp, Way::Generic);
+        return Ok(());
     };
     let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Cluster, l)?;
     check_alignment(u64::from(offset), 128)?;
@@ -57,9 +69,21 @@ pub(super) fn issue(
     let ranks = receivers(warp, cx, t.multicast, cta, l)?;
     let report = report(warp, t, cta, mbar_cta)?;
     let source = &Source::Tensor(part);
-    let load =
-        Load { map: map_at, source, swizzle, ranks: &ranks, offset, bytes, mbar, report, reduce: None };
-    send(warp, cx, pc, load)
+    let load = Load {
+        lane: l,
+        map: map_at,
+        source,
+        swizzle,
+        ranks: &ranks,
+        offset,
+        bytes,
+        mbar,
+        report,
+        reduce: None,
+    };
+    send(warp, cx, pc, load)?;
+    read_map(cx, warp, Way::Generic);
+    Ok(())
 }
 
 /// The mbarriers that a load reports to, and the rules for the place of the one that the instruction names.

@@ -114,6 +114,8 @@ pub(crate) struct Warp {
     pub(crate) bar_red: Option<u64>,
     /// Cluster barrier phases that each lane has arrived in.
     pub(crate) cluster_arrivals: Vec<u32>,
+    /// Those of them that each lane has waited for.
+    pub(crate) cluster_waits: Vec<u32>,
     /// The `setmaxnreg` that the warp has executed, and their numbers.
     pub(crate) register_changes: Vec<(u32, u32)>,
     /// The instruction at which the warp has seen that a claim on a cluster failed.
@@ -136,6 +138,7 @@ impl Warp {
             local_bytes,
             wgmma: WgmmaState::new(registers),
             cluster_arrivals: vec![0; LANES],
+            cluster_waits: vec![0; LANES],
             registers: None,
             ..Warp::default()
         }

@@ -14,6 +14,7 @@ use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
 use crate::lanes::LANES;
 use crate::options::Policy;
+use crate::record::{Deed, Store, Work};
 use crate::report::TraceUnit;
 use crate::units::integer_core::IntProduct;
 use crate::units::mma::{self, Accumulator, Elements};
@@ -45,6 +46,7 @@ impl Cx<'_> {
                 Ok(Next::Step)
             }
             WgmmaOp::Commit => {
+                self.record(warp.index, u32::MAX, Deed::Group(Work::Wgmma));
                 warp.wgmma.committed += 1;
                 warp.wgmma.open = 0;
                 let issued = warp.wgmma.issued;
@@ -56,6 +58,8 @@ impl Cx<'_> {
                 if !self.wgmma_ready(warp, target) {
                     return Ok(Next::Retry(Wait::Wgmma(target)));
                 }
+                let (work, pending) = (Work::Wgmma, Some(*pending));
+                self.record(warp.index, u32::MAX, Deed::GroupWait { work, pending, read: false });
                 warp.wgmma.waited = warp.wgmma.waited.max(target);
                 if let Some(h) = &mut self.cluster.hazards {
                     h.completed(warp.index, Hazards::agent(warp.index, Unit::Wgmma), target);
@@ -160,6 +164,11 @@ impl Cx<'_> {
         operands: [Option<(&str, Operand)>; 2],
         cta: usize,
     ) -> Result<(), Fault> {
+        if self.options.record {
+            self.record(event.warp, 1, Deed::Issue(Work::Wgmma));
+            let wide: Vec<_> = spans.iter().map(|(at, len)| (u64::from(*at), u64::from(*len))).collect();
+            self.record_work_access(event, None, Store::Shared(cta as u32), &wide, false);
+        }
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         h.make_room();
         let id = h.event(event);

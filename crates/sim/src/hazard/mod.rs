@@ -49,10 +49,12 @@ pub(crate) enum Unit {
     MbarInit,
     /// The writes of bulk stores, which are complete later than the reads of their sources.
     BulkWrite,
+    /// Waits for mbarriers that are over.
+    Waits,
 }
 
 /// Agents per warp; the first is the warp's own threads.
-const UNITS: u32 = 6;
+const UNITS: u32 = 7;
 
 /// How an access reaches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +123,7 @@ struct Clock {
     epochs: u32,
     inits: u32,
     bulk: u32,
+    waits: u32,
 }
 
 /// The hazard state of one cluster.

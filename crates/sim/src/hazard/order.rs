@@ -2,7 +2,7 @@
 
 use super::Scope;
 use super::view::{View, get, join};
-use super::{ByScope, Class, Clock, Hazards, Released, Unit};
+use super::{ByScope, Class, Clock, Event, Hazards, Released, Unit};
 use crate::lanes::{LANES, lanes};
 
 impl Hazards {
@@ -114,6 +114,14 @@ impl Hazards {
             agents.and_then(|agents| agents.get(lane as usize)).is_some_and(|agent| view.has(*agent, tick))
         };
         view.has(Self::agent(warp, Unit::CpAsync), tick) || own()
+    }
+
+    /// Whether a view holds a proxy fence behind the `cp.async` of one lane that the lane itself has waited for.
+    pub(super) fn has_fenced_copy(&self, view: &View, copy: &Event, lane: u8) -> bool {
+        let agents = self.clocks[copy.warp as usize].copies.as_ref();
+        let own = agents.and_then(|agents| agents.get(lane as usize));
+        copy.agent == Self::agent(copy.warp, Unit::CpAsync)
+            && own.is_some_and(|agent| get(&view.proxied, *agent) >= copy.tick)
     }
 
     /// Adds the selected lanes' view to a synchronization object, for threads within a scope; a release gives
@@ -233,6 +241,8 @@ impl Hazards {
 
     /// A proxy fence of the selected lanes for shared memory, global memory, or both.
     pub(crate) fn fence_proxy(&mut self, warp: u32, shared: bool, global: bool) {
+        // A thread's own copies that it has waited for are among what it fences.
+        self.vouch(warp);
         for c in self.selected(warp) {
             if shared {
                 join(&mut c.now.proxied, &c.now.seen);
@@ -259,6 +269,25 @@ impl Hazards {
         for c in self.selected(warp) {
             let inits = get(&c.now.seen, agent);
             c.released.at(Scope::Cluster).raise(agent, inits);
+        }
+    }
+
+    /// A wait of the selected lanes for an mbarrier is over: its agent and tick. Each of them knows of it, whatever else
+    /// they do together.
+    pub(crate) fn mbarrier_wait(&mut self, warp: u32) -> (u32, u32) {
+        self.clocks[warp as usize].waits += 1;
+        let (agent, tick) = (Self::agent(warp, Unit::Waits), self.clocks[warp as usize].waits);
+        self.selected(warp).for_each(|c| c.now.raise(agent, tick));
+        (agent, tick)
+    }
+
+    /// The waits for mbarriers that the selected lanes come after, whatever the strength of what they do next.
+    pub(crate) fn waits_before(&mut self, warp: u32, into: &mut View) {
+        let warps = self.clocks.len() as u32;
+        for c in self.selected(warp) {
+            for agent in (0..warps).map(|warp| Self::agent(warp, Unit::Waits)) {
+                into.raise(agent, c.now.last_past(agent));
+            }
         }
     }
 

@@ -314,6 +314,7 @@ impl Hazards {
             && x.proxy == Proxy::Generic
             && e.proxy == Proxy::Async
             && get(&view.proxied, x.agent) < x.tick
+            && !self.has_fenced_copy(view, &x, lanes[0])
         {
             return Err(Missing::ProxyFence);
         }

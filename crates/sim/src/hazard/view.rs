@@ -83,6 +83,11 @@ impl View {
         self.has(agent, tick) || get(&self.past, agent) >= tick
     }
 
+    /// The last tick of an agent that is known to be over.
+    pub(super) fn last_past(&self, agent: u32) -> u32 {
+        get(&self.seen, agent).max(get(&self.past, agent))
+    }
+
     pub(crate) fn clear(&mut self) {
         self.seen.clear();
         self.proxied.clear();

@@ -38,6 +38,10 @@ pub(crate) struct Mbar {
     pub(crate) done_far: View,
     /// The last arrival of every warp of another CTA: agent, tick, warp, instruction.
     pub(crate) remote: Vec<(u32, u32, u32, u32)>,
+    /// The waits that those who arrive or issue copies in this phase came after, whatever the strength of the arrival.
+    pub(crate) after: View,
+    /// Waits by parity for the last phase: agent and tick, warp, instruction.
+    pub(crate) waits: Vec<(u32, u32, u32, u32)>,
 }
 
 /// A wait that a warp has passed.
@@ -54,9 +58,14 @@ pub(crate) struct Passed {
 /// Why an operation on an mbarrier is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MbarError {
-    OverArrival { pending: u32, arrivals: u32 },
+    OverArrival {
+        pending: u32,
+        arrivals: u32,
+    },
     TxRange(i64),
     CompletedInFlight(u32),
+    /// No arrival of the phase comes after this wait (warp, instruction) for the phase before.
+    Overtakes(u32, u32),
 }
 
 impl Mbar {
@@ -80,6 +89,8 @@ impl Mbar {
             arriving_far: View::default(),
             done_far: View::default(),
             remote: Vec::new(),
+            after: View::default(),
+            waits: Vec::new(),
         }
     }
 
@@ -161,6 +172,13 @@ impl Mbar {
         if self.undelivered != 0 {
             return Err(MbarError::CompletedInFlight(self.undelivered));
         }
+        let views = [&self.after, &self.arriving, &self.arriving_far];
+        let behind = |agent: u32, tick: u32| views.iter().any(|view| view.is_past(agent, tick));
+        let overtaken = self.waits.iter().find(|w| !behind(w.0, w.1)).map(|w| (w.2, w.3));
+        if let Some((warp, pc)) = overtaken {
+            return Err(MbarError::Overtakes(warp, pc));
+        }
+        self.waits.clear();
         self.phase = self.phase.wrapping_add(1);
         self.pending = self.count;
         self.issued = 0;
@@ -169,6 +187,9 @@ impl Mbar {
         self.done_far.clear();
         std::mem::swap(&mut self.done_far, &mut self.arriving_far);
         self.done.raise(self.agent, self.phase);
+        // Who waits for this phase comes after them as well.
+        self.done.join(&self.after);
+        self.after.clear();
         Ok(true)
     }
 

@@ -492,3 +492,67 @@ fn checks_can_be_switched_off() {
     );
     run(&body, 64, 1, &Options { hazards: false, ..Options::default() }).unwrap();
 }
+
+#[test]
+fn copies_that_a_thread_has_waited_for_are_fenced_by_it() {
+    // No barrier between the wait and the fence: each thread fences its own copies.
+    let body = |fence: &str| {
+        format!(
+            "shl.b32 r1, t, 2; cvt.u64.u32 d0, r1; add.u64 d0, d0, b; add.u32 r1, r1, s;
+            cp.async.ca.shared.global [r1], [d0], 4; cp.async.commit_group; cp.async.wait_group 0; {fence} bar.sync 0; add.u64 d1, b, 1024;
+            @p0 cp.async.bulk.global.shared::cta.bulk_group [d1], [s], 256; cp.async.bulk.commit_group;
+            cp.async.bulk.wait_group 0;"
+        )
+    };
+    correct(&body("fence.proxy.async;"), 64, 1);
+    broken(&body(""), 64, 1, FaultKind::ProxyOrder);
+}
+
+#[test]
+fn an_arrival_at_the_cluster_barrier_without_a_wait_for_the_last() {
+    let body = |wait: &str| {
+        format!("barrier.cluster.arrive; {wait} bar.sync 0; barrier.cluster.arrive; barrier.cluster.wait;")
+    };
+    correct(&body("barrier.cluster.wait;"), 64, 2);
+    broken(&body(""), 64, 2, FaultKind::OverArrival);
+    // Alone in its cluster no CTA finds the phase incomplete.
+    broken(&body(""), 32, 1, FaultKind::OverArrival);
+}
+
+#[test]
+fn a_wait_that_the_next_phase_may_overtake() {
+    // Thread 0 completes two phases; nothing says that the other warp has seen the first.
+    let body = |sync: &str| {
+        format!(
+            "add.u32 r9, s, 2048; @p0 mbarrier.init.shared::cta.b64 [r9], 1; bar.sync 0;
+            @p0 mbarrier.arrive.shared::cta.b64 _, [r9];
+            W: mbarrier.try_wait.parity.shared::cta.b64 p2, [r9], 0; @!p2 bra W; {sync}
+            @p0 mbarrier.arrive.shared::cta.b64 _, [r9];
+            V: mbarrier.try_wait.parity.shared::cta.b64 p2, [r9], 1; @!p2 bra V;"
+        )
+    };
+    correct(&body("bar.sync 0;"), 64, 1);
+    // The next phase cannot be complete before a copy is, which is issued behind the wait.
+    let copy = "add.u32 r9, s, 2048; @p0 mbarrier.init.shared::cta.b64 [r9], 1; bar.sync 0;
+        @p0 mbarrier.arrive.shared::cta.b64 _, [r9];
+        W: mbarrier.try_wait.parity.shared::cta.b64 p2, [r9], 0; @!p2 bra W;
+        @p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [r9], 64; fence.proxy.async; bar.sync 0;
+        @p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [b], 64, [r9];
+        V: mbarrier.try_wait.parity.shared::cta.b64 p2, [r9], 1; @!p2 bra V;";
+    correct(copy, 64, 1);
+    let kinds = [FaultKind::WrongParity, FaultKind::Deadlock];
+    for options in schedules() {
+        let fault = run(&body(""), 64, 1, &options).expect_err("the wait may be late");
+        assert!(kinds.contains(&fault.kind), "{fault}");
+    }
+}
+
+#[test]
+fn copies_of_a_thread_that_exits_without_a_wait() {
+    let body = |wait: &str| {
+        format!("{ADDRESS}cp.async.ca.shared.global [r0], [b], 4; cp.async.commit_group; {wait}")
+    };
+    correct(&body("cp.async.wait_group 0;"), 32, 1);
+    // Also where they happen to be over.
+    broken(&body("cp.async.wait_group 1;"), 32, 1, FaultKind::WorkInFlight);
+}

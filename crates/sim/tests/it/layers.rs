@@ -6,7 +6,7 @@ use std::path::Path;
 /// Folders and modules, the lowest layer first: each may import those above it in this table and nothing else.
 const ORDER: &[&[&str]] = &[
     // Faults, targets, lanes and random numbers; options of a run, and what it reports.
-    &["error", "target", "lanes", "rng"],
+    &["error", "target", "lanes", "rng", "record"],
     &["options", "report"],
     // PTX text, up to the syntax tree.
     &["text"],

@@ -10,9 +10,11 @@ use crate::exec::context::Cx;
 use crate::exec::memory::{address, check_alignment};
 use crate::exec::warp::{Wait, Warp};
 use crate::hazard::{Event, Proxy, TensorAccess, TensorConflict, TensorMissing};
+use crate::record::Way;
 use crate::text::ast::Space;
+use crate::units::tcgen05::queue::{Role, TensorUse};
 use crate::units::tensor_memory::{
-    Allocation, FreeError, Request, TENSOR_COLUMNS, TensorAddress, TensorMemory,
+    Allocation, Area, FreeError, Request, TENSOR_COLUMNS, TENSOR_LANES, TensorAddress, TensorMemory,
 };
 
 fn wrong(message: String) -> Fault {
@@ -79,6 +81,8 @@ pub(super) fn allocate(
         cx.shadow_async(event, None, std::iter::once((offset, 4)), cta, true)?;
     }
     cx.shared_store(cta, offset, &granted.to_le_bytes())?;
+    let area = Area::new(granted, count, 0, TENSOR_LANES);
+    cx.record_tensor((warp.index, pc), 0, Way::Plain, &TensorUse { cta: rank, area, role: Role::Write });
     // All lanes have done this together.
     converged(warp, cx, u32::MAX);
     Ok(Next::Step)
@@ -126,6 +130,8 @@ pub(super) fn free(
             return Err(fault);
         }
     };
+    let area = Area::new(at.column, count, 0, TENSOR_LANES);
+    cx.record_tensor((warp.index, pc), 0, Way::Plain, &TensorUse { cta: rank, area, role: Role::Write });
     if let Some(h) = &mut cx.cluster.hazards {
         let range = at.column..at.column + count;
         let event = h.tensor_move(warp.index, pc, true);

@@ -10,6 +10,7 @@ use crate::decode::tcgen05::{TensorLoad, TensorStore};
 use crate::error::{Fault, FaultKind};
 use crate::exec::context::Cx;
 use crate::exec::warp::Warp;
+use crate::record::{Deed, Way, Work};
 use crate::units::tcgen05::queue::{Role, TensorUse};
 use crate::units::tcgen05::shapes::MoveShape;
 use crate::units::tensor_memory::{Area, TENSOR_LANES, TensorAddress};
@@ -51,11 +52,15 @@ fn reach(
 
 /// Records the access of a warp.
 fn record(warp: &Warp, cx: &mut Cx<'_>, areas: &[Area], store: bool, pc: u32) -> Result<(), Fault> {
-    let Some(h) = &mut cx.cluster.hazards else { return Ok(()) };
-    let event = h.tensor_move(warp.index, pc, store);
     let role = if store { Role::Write } else { Role::Operand };
     let cta = warp.env.rank as usize;
     let at = (warp.index, pc);
+    cx.record_at(at, 1, Deed::Issue(if store { Work::TensorStore } else { Work::TensorLoad }));
+    for area in areas {
+        cx.record_tensor(at, 0, Way::Generic, &TensorUse { cta, area: *area, role });
+    }
+    let Some(h) = &mut cx.cluster.hazards else { return Ok(()) };
+    let event = h.tensor_move(warp.index, pc, store);
     areas.iter().try_for_each(|area| cx.shadow_tensor(event, at, &TensorUse { cta, area: *area, role }))
 }
 
