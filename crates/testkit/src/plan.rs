@@ -12,7 +12,9 @@ use oxigemm_kernels::gemm::transpose_k_grouped::result_extent;
 
 use crate::case::{GemmCase, Grouping};
 use crate::groups::MGroups;
-use crate::op::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP16, Op, OperandTypes};
+use crate::op::{
+    BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_UE8M0, FP16, MXFP8, NVFP4, Op, OperandTypes,
+};
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::ElementType;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
@@ -131,10 +133,24 @@ fn block_scaled(case: &GemmCase) -> OperandKind {
     OperandKind::block_scaled(elements, if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows }, block)
 }
 
+/// The operands whose scales a kernel's tensor core applies.
+fn block_scaled_types(kind: OperandKind) -> OperandTypes {
+    let types = match kind.scale_block {
+        ScaleBlock::Of16 => NVFP4,
+        ScaleBlock::Of32 => MXFP8,
+        ScaleBlock::Of128 => FP8_UE8M0,
+    };
+    let k = kind.scale_block.size() as usize;
+    let rows_of_b = if kind.scales == Some(ScalesOfB::Blocks) { k } else { 1 };
+    let fp4 = [kind.a, kind.b].map(|operand| operand.element == ElementType::E2m1);
+    OperandTypes { fp4, scale_blocks: Some([[1, k], [rows_of_b, k]]), ..types }
+}
+
 /// The operands and the layout that a kernel serves.
 pub fn operands_of(kernel: &GemmKernel) -> (OperandTypes, GemmLayout) {
     let kind = kernel.operands();
     match kind.as_f16() {
+        None if kind.is_block_scaled() => (block_scaled_types(kind), GemmLayout::Nt),
         None if kind.is_1d1d() => (FP8_1D1D, GemmLayout::Nt),
         None if kind == OperandKind::FP8_1X32 => (FP8_1X32, GemmLayout::Nt),
         None if kind == OperandKind::FP8_32X32 => (FP8_32X32, GemmLayout::Nt),

@@ -1,9 +1,10 @@
 //! What runs on a simulated Blackwell GPU, and what is refused there by name.
 
 use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+use oxigemm::metrics::calc_diff;
 use oxigemm::{
     Addend, DType, Device, GemmOptions, Granularity, LaunchOptions, Tensor, dequantize, fp8_gemm_nt,
-    quantize, random,
+    k_grouped_bf16_gemm_tn_contiguous, quantize, random,
 };
 
 fn blackwell() -> Device {
@@ -37,11 +38,26 @@ fn quantization_gives_the_bytes_of_the_cpu() {
 #[test]
 fn a_gemm_without_a_kernel_is_refused_with_the_architecture() {
     let device = blackwell();
-    let a = Tensor::zeros(DType::E4m3, &[16, 256], &device).unwrap();
-    let scales = |rows: usize| Tensor::zeros(DType::F32, &[rows, 2], &device).unwrap();
-    let b = Tensor::zeros(DType::E4m3, &[128, 256], &device).unwrap();
-    let mut d = Tensor::zeros(DType::Bf16, &[16, 128], &device).unwrap();
+    let operand = |columns: usize| Tensor::zeros(DType::Bf16, &[256, columns], &device).unwrap();
+    let ks = Tensor::from_slice(&[128i32, 128], &[2], &device).unwrap();
+    let mut d = Tensor::zeros(DType::F32, &[2, 64, 128], &device).unwrap();
     let options = GemmOptions::default();
-    let refused = fp8_gemm_nt((&a, &scales(16)), (&b, &scales(1)), Addend::None, &mut d, &options);
+    let (a, b) = (operand(64), operand(128));
+    let refused = k_grouped_bf16_gemm_tn_contiguous(&a, &b, Addend::None, &mut d, &ks, None, &options);
     assert!(refused.unwrap_err().to_string().contains("on sm_100a"));
+}
+
+#[test]
+fn fp32_scales_become_words_for_the_tensor_core() {
+    let (m, n, k) = (37, 136, 520);
+    let x = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::PowerOfTwo).unwrap();
+    let w = per_block_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::PowerOfTwo).unwrap();
+    let product = |device: &Device| {
+        let ((a, sfa), (b, sfb)) = (x.to_tensors(device).unwrap(), w.to_tensors(device).unwrap());
+        let mut d = Tensor::zeros(DType::F32, &[m, n], device).unwrap();
+        fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default()).unwrap();
+        d.to_vec_f32().unwrap()
+    };
+    let (found, expected) = (product(&blackwell()), product(&Device::Cpu));
+    assert!(calc_diff(&found, &expected) < 1e-10, "{}", calc_diff(&found, &expected));
 }
