@@ -34,7 +34,7 @@ class Function:
     """A function: operand type, layout and grouping make its kernels, arguments and text its face."""
 
     name: str
-    #: The type of A and B: ``fp8``, ``bfloat16`` or ``float16``; None for cuBLASLt, which takes all.
+    #: The type of A and B: ``fp8`` (or FP4), ``bfloat16`` or ``float16``; None for cuBLASLt, which takes all.
     dtype: Optional[str]
     layout: str
     #: ``dense``, or a key of ``FIELDS``.
@@ -185,6 +185,11 @@ Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or ui
 each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
 Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
 
+A or B, or both, may be FP4: int8 or uint8 [M, K/2] with two e2m1 each, the first in the low half, contiguous along K.
+Their scales are 1x32, or 1x128; ``recipe_a`` and ``recipe_b`` may differ then, such as ``(1, 128)`` and ``(1, 32)``.
+Hopper has no FP4. On Blackwell, whose tensor core takes scales as powers of two, float32 scales are rounded down to
+them, as by DeepGEMM.
+
 ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
 ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
 of ``epilogue.FP8Quantization(sfd)``. Both need K-major operands of e4m3 and 128x128 scales of B.
@@ -204,7 +209,7 @@ def fp8_dense(layout: str) -> Function:
         else FP8_NT_DOC
     )
     arguments = (SCALED_A, SCALED_B, D, C, *RECIPES, compiled_dims(dims), DISABLE_UE8M0_CAST, *epilogue_of(layout))
-    aliases = (f"fp8_gemm_{layout}",)
+    aliases = (f"fp8_gemm_{layout}",) + (("fp4_gemm_nt",) if layout == "nt" else ())
     return Function(f"fp8_fp4_gemm_{layout}", "fp8", layout, "dense", FP8_GEMM, arguments, doc, aliases)
 
 
@@ -315,7 +320,7 @@ A second small kernel zeroes the rows of group -1 in D; with ``use_psum_layout``
 ``ensure_zero_padding`` has no effect on either, as in DeepGEMM on Hopper. ``epilogue`` and a pair ``d`` are as for
 ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
 """,
-    ("m_grouped_fp8_gemm_nt_contiguous",),
+    ("m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp4_gemm_nt_contiguous"),
 )
 
 M_GROUPED_FP8_NN_CONTIGUOUS = Function(
@@ -372,7 +377,7 @@ large groups. ``epilogue`` and a pair ``d`` are as for ``fp8_fp4_gemm_nt``.
 ``enable_overlap``, ``max_block_n`` and ``signal`` are arguments of SGLang's build of DeepGEMM: only their defaults
 are accepted.
 """,
-    ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked"),
+    ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked", "m_grouped_fp4_gemm_nt_masked"),
 )
 
 

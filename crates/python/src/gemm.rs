@@ -4,7 +4,8 @@
 //! arguments say. [`Gemm::run`] alone chooses the function of the library.
 
 use oxigemm::{
-    Activation, DType, FusedOutput, GemmLayout, GroupedRows, HeadSplits, KGroupNumbers, RowGroups, Tensor,
+    Activation, DType, FusedOutput, GemmLayout, GemmOptions, GroupedRows, HeadSplits, KGroupNumbers,
+    RowGroups, ScaleBlock, Tensor,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -14,7 +15,7 @@ use crate::call::{AddendArgument, Arguments, Call, Index};
 use crate::error::argument_error;
 use crate::fields::{self, fields};
 use crate::quantize::format_of;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, Rule};
 use crate::settings;
 
 /// The library's names for arguments, and Python's.
@@ -32,7 +33,7 @@ const NO_KERNELS: &str = "has no kernels";
 /// The type of A and B.
 #[derive(Clone, Copy)]
 enum OperandKind {
-    /// FP8 with scales.
+    /// FP8 or FP4 with scales.
     Fp8,
     /// BF16 or FP16.
     Half(DType),
@@ -105,11 +106,13 @@ enum Operands {
     Half { a: Index, b: Index },
 }
 
-/// A and B of FP8, with their scales.
+/// A and B of FP8 or FP4, with their scales.
 #[derive(Clone, Copy)]
 pub struct ScaledOperands {
     pub a: [Index; 2],
     pub b: [Index; 2],
+    /// Elements of K that share a scale, where a recipe says.
+    scale_blocks: [Option<ScaleBlock>; 2],
 }
 
 impl ScaledOperands {
@@ -121,11 +124,15 @@ impl ScaledOperands {
         k_first: [bool; 2],
     ) -> PyResult<ScaledOperands> {
         let (a, b) = (call.pair(["a", "sfa"], a)?, call.pair(["b", "sfb"], b)?);
+        // Bytes are FP4, as DeepGEMM's int8.
+        if ![a, b].iter().any(|[values, _]| call.array(*values).dtype == DType::U8) {
+            recipe.expect_fp8(call.py())?;
+        }
         for (operand, [values, scales]) in [a, b].into_iter().enumerate() {
             let (values, scales) = (call.array(values), call.array(scales));
             recipe.expect_scales(call.py(), operand, values, scales, k_first[operand])?;
         }
-        Ok(ScaledOperands { a, b })
+        Ok(ScaledOperands { a, b, scale_blocks: recipe.scale_blocks() })
     }
 
     /// A and B as the library takes them: each with its scales.
@@ -162,13 +169,8 @@ impl Operands {
                 (Recipe::new(py, recipes)?, k_first)
             }
             _ => {
-                let recipe = Recipe::new(py, recipes)?;
-                if is_fused {
-                    recipe.expect_1d2d(py)?
-                } else {
-                    recipe.expect_m_grouped(py)?
-                };
-                (recipe, [false, kind.layout.b_begins_with_k()])
+                let rule = if is_fused { Rule::Fused } else { Rule::MGrouped };
+                (Recipe::new(py, recipes)?.with_rule(rule), [false, kind.layout.b_begins_with_k()])
             }
         };
         Ok(Operands::Fp8(ScaledOperands::read(call, [a.object(), b.object()], recipe, k_first)?))
@@ -405,14 +407,24 @@ impl Gemm {
     /// Computes it.
     #[inline]
     fn run(&self, x: &Arguments) -> oxigemm::Result<()> {
-        if let Some(epilogue) = &self.epilogue {
-            return self.run_fused(x, epilogue);
+        match self.operands {
+            Operands::Fp8(ScaledOperands { scale_blocks: scale_blocks @ [Some(_), Some(_)], .. }) => {
+                self.run_with(x, &GemmOptions { scale_blocks, ..x.options.clone() })
+            }
+            _ => self.run_with(x, &x.options),
         }
-        let (layout, c, d, options) = (self.layout, x.addend(self.c), &mut x.output(self.d), &x.options);
+    }
+
+    #[inline]
+    fn run_with(&self, x: &Arguments, options: &GemmOptions) -> oxigemm::Result<()> {
+        if let Some(epilogue) = &self.epilogue {
+            return self.run_fused(x, epilogue, options);
+        }
+        let (layout, c, d) = (self.layout, x.addend(self.c), &mut x.output(self.d));
         match (self.operands, &self.grouping) {
             (Operands::Fp8(scaled), Grouping::Dense) => {
                 let [a, b] = scaled.get(x);
-                oxigemm::fp8_gemm(layout, a, b, c, d, options)
+                oxigemm::fp8_fp4_gemm(layout, a, b, c, d, options)
             }
             (Operands::Half { a, b }, Grouping::Dense) => {
                 oxigemm::half_gemm(layout, x.get(a), x.get(b), c, d, options)
@@ -439,18 +451,18 @@ impl Gemm {
     }
 
     /// Computes it with a fused epilogue.
-    fn run_fused(&self, x: &Arguments, epilogue: &Epilogue) -> oxigemm::Result<()> {
+    fn run_fused(&self, x: &Arguments, epilogue: &Epilogue, options: &GemmOptions) -> oxigemm::Result<()> {
         let (mut d, mut scales) = (x.output(self.d), epilogue.d_scales.map(|scales| x.output(scales)));
         let quantized = scales.is_some();
         let d = match &mut scales {
             Some(scales) => FusedOutput::Fp8 { d: &mut d, scales, format: format_of(epilogue.power_of_two) },
             None => FusedOutput::Matrix(&mut d),
         };
-        let (c, epilogue, options) = (x.addend(self.c), &epilogue.get(x), &x.options);
+        let (c, epilogue) = (x.addend(self.c), &epilogue.get(x));
         match (self.operands, &self.grouping) {
             (Operands::Fp8(scaled), Grouping::M(groups)) => {
                 let ([a, b], rows) = (scaled.get(x), groups.get(x));
-                oxigemm::m_grouped_fp8_gemm_nt_fused(a, b, c, d, rows, epilogue, options)?;
+                oxigemm::m_grouped_fp8_fp4_gemm_nt_fused(a, b, c, d, rows, epilogue, options)?;
                 if quantized { Ok(()) } else { self.zero_padding(x, groups) }
             }
             (Operands::Half { a, b }, Grouping::M(groups)) => {
@@ -460,7 +472,7 @@ impl Gemm {
             }
             (Operands::Fp8(scaled), _) => {
                 let [a, b] = scaled.get(x);
-                oxigemm::fp8_gemm_nt_fused(a, b, c, d, epilogue, options)
+                oxigemm::fp8_fp4_gemm_nt_fused(a, b, c, d, epilogue, options)
             }
             (Operands::Half { a, b }, _) => {
                 oxigemm::half_gemm_nt_fused(x.get(a), x.get(b), c, d, epilogue, options)
@@ -482,27 +494,27 @@ impl Gemm {
     }
 }
 
-/// An m-grouped FP8 GEMM.
+/// An m-grouped GEMM of FP8 or FP4.
 #[inline]
 fn m_grouped_fp8_gemm(
     layout: GemmLayout,
     [a, b]: [(&Tensor, &Tensor); 2],
     d: &mut Tensor,
     groups: RowGroups<'_>,
-    options: &oxigemm::GemmOptions,
+    options: &GemmOptions,
 ) -> oxigemm::Result<()> {
     match (groups, layout) {
         (RowGroups::Contiguous { rows, alignment, expected_m }, GemmLayout::Nn) => {
-            oxigemm::m_grouped_fp8_gemm_nn_contiguous(a, b, d, rows, alignment, expected_m, options)
+            oxigemm::m_grouped_fp8_fp4_gemm_nn_contiguous(a, b, d, rows, alignment, expected_m, options)
         }
         (RowGroups::Contiguous { rows, alignment, expected_m }, _) => {
-            oxigemm::m_grouped_fp8_gemm_nt_contiguous(a, b, d, rows, alignment, expected_m, options)
+            oxigemm::m_grouped_fp8_fp4_gemm_nt_contiguous(a, b, d, rows, alignment, expected_m, options)
         }
         (RowGroups::Masked { masked_m, expected_m }, GemmLayout::Nn) => {
-            oxigemm::m_grouped_fp8_gemm_nn_masked(a, b, d, masked_m, expected_m, options)
+            oxigemm::m_grouped_fp8_fp4_gemm_nn_masked(a, b, d, masked_m, expected_m, options)
         }
         (RowGroups::Masked { masked_m, expected_m }, _) => {
-            oxigemm::m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m, options)
+            oxigemm::m_grouped_fp8_fp4_gemm_nt_masked(a, b, d, masked_m, expected_m, options)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Recipes: the scale granularity of A and B as DeepGEMM's callers say it.
 
-use oxigemm::DType;
+use oxigemm::{DType, ScaleBlock};
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -12,7 +12,23 @@ const NO_KERNELS: &str = "is one that there are no kernels for";
 #[derive(Clone, Copy, Default)]
 pub struct Recipe {
     given: Option<[[i64; 2]; 2]>,
+    rule: Rule,
 }
+
+/// Which recipes a function has kernels for, of FP8 operands.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub enum Rule {
+    /// All.
+    #[default]
+    Any,
+    /// 1D2D, or scales of 32.
+    MGrouped,
+    /// 1D2D: 1x128 for A, 128x128 for B.
+    Fused,
+}
+
+/// Recipes of FP8 operands, in words.
+const OF_FP8: &str = "(1, 128, 128), (1, 1, 128), (1, 32, 32) or (1, 1, 32)";
 
 /// The three arguments of a recipe: `recipe`, or `recipe_a` and `recipe_b`.
 pub type RecipeArguments = (Option<(i64, i64, i64)>, Option<(i64, i64)>, Option<(i64, i64)>);
@@ -20,7 +36,7 @@ pub type RecipeArguments = (Option<(i64, i64, i64)>, Option<(i64, i64)>, Option<
 impl Recipe {
     pub fn new(py: Python<'_>, arguments: RecipeArguments) -> PyResult<Recipe> {
         let given = match arguments {
-            (None, None, None) => return Ok(Recipe { given: None }),
+            (None, None, None) => return Ok(Recipe::default()),
             (Some((m, n, k)), None, None) => [[m, k], [n, k]],
             (None, Some(a), Some(b)) => [a.into(), b.into()],
             _ => {
@@ -29,12 +45,37 @@ impl Recipe {
                 return Err(argument_error(py, "recipe", "contradicts others", expected, found));
             }
         };
-        if !matches!(given, [[1, 128], [1 | 128, 128]] | [[1, 32], [1 | 32, 32]]) {
-            let expected = "(1, 128, 128), (1, 1, 128), (1, 32, 32) or (1, 1, 32)";
+        if !matches!(given, [[1, 128 | 32], [1 | 128, 128] | [1 | 32, 32]]) {
             let found = format!("A {:?}, B {:?}", given[0], given[1]);
-            return Err(argument_error(py, "recipe", NO_KERNELS, expected, &found));
+            return Err(argument_error(py, "recipe", NO_KERNELS, OF_FP8, &found));
         }
-        Ok(Recipe { given: Some(given) })
+        Ok(Recipe { given: Some(given), rule: Rule::Any })
+    }
+
+    /// The same in a function with kernels for some recipes of FP8 operands.
+    pub fn with_rule(self, rule: Rule) -> Recipe {
+        Recipe { rule, ..self }
+    }
+
+    /// Accepts recipes of operands that are both FP8: A and B have as many of K. FP4 goes with either.
+    pub fn expect_fp8(&self, py: Python<'_>) -> PyResult<()> {
+        match self.given {
+            Some([a @ [_, of_a], b @ [_, of_b]]) if of_a != of_b => {
+                let found = format!("A {a:?}, B {b:?}");
+                Err(argument_error(py, "recipe", NO_KERNELS, OF_FP8, &found))
+            }
+            _ => match self.rule {
+                Rule::Any => Ok(()),
+                Rule::MGrouped => self.expect_m_grouped(py),
+                Rule::Fused => self.expect_1d2d(py),
+            },
+        }
+    }
+
+    /// Elements of K that share a scale of A, and of B, where the recipe says.
+    pub fn scale_blocks(&self) -> [Option<ScaleBlock>; 2] {
+        let block = |[_, k]: [i64; 2]| if k == 32 { ScaleBlock::Of32 } else { ScaleBlock::Of128 };
+        self.given.map_or([None; 2], |given| given.map(|of| Some(block(of))))
     }
 
     /// Accepts 1D1D scales only, those of k-grouped GEMMs: 1x128 for A and for B.
@@ -54,7 +95,7 @@ impl Recipe {
     }
 
     /// Accepts scales of m-grouped GEMMs: 1D2D, or scales of 32.
-    pub fn expect_m_grouped(&self, py: Python<'_>) -> PyResult<()> {
+    fn expect_m_grouped(&self, py: Python<'_>) -> PyResult<()> {
         self.expect(py, "(1, 128, 128), (1, 32, 32) or (1, 1, 32)", |b| b != [1, 128])
     }
 
@@ -84,6 +125,8 @@ impl Recipe {
             [.., first, second] => [*first, *second],
             _ => [0, 0],
         };
+        // Bytes are FP4, two along K in each.
+        let k = if values.dtype == DType::U8 { 2 * k } else { k };
         let [rows, columns] = given[operand].map(|count| count as usize);
         let along_k = k.div_ceil(columns);
         // Packed UE8M0 scales: four along K in each.

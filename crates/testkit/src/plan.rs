@@ -12,9 +12,7 @@ use oxigemm_kernels::gemm::transpose_k_grouped::result_extent;
 
 use crate::case::{GemmCase, Grouping};
 use crate::groups::MGroups;
-use crate::op::{
-    BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_UE8M0, FP16, MXFP8, NVFP4, Op, OperandTypes,
-};
+use crate::op::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_UE8M0, FP16, MXFP8, NVFP4, Op, OperandTypes};
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::ElementType;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;

@@ -299,9 +299,10 @@ pub struct GemmConfig {
 }
 
 impl GemmConfig {
-    /// The configuration of a kernel without clusters and splits, with as few stages as it has.
+    /// The configuration of a kernel with the first of its clusters, without splits, with as few stages as it has.
     pub fn of(kernel: GemmKernel) -> GemmConfig {
-        GemmConfig { kernel, cluster: [1, 1], split_k: 1, stages: *kernel.stages().start() }
+        let cluster = kernel.spec().clusters()[0];
+        GemmConfig { kernel, cluster, split_k: 1, stages: *kernel.stages().start() }
     }
 
     /// Every configuration of a kernel.

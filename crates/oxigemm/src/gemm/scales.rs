@@ -58,15 +58,22 @@ fn expect_f32(arch: Arch, desc: &GemmDesc, as_f32: &GemmDesc, problem: &Problem)
         });
     }
     let is_batch = problem.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
-    if !problem.family.is_block_scaled() && !(is_batch && problem.family.has_scales_of_32()) {
-        return Ok(());
-    }
-    let expected = match is_batch {
-        true => format!("one per 128 of K, as kernels for batches have on {arch}"),
-        false => format!("as many along K as those of `b`, as kernels have on {arch}"),
+    let (family, fused) = (problem.family, problem.fused.is_some());
+    let refuse = |argument, expected: &str, found: String| {
+        let expected = format!("{expected}, as kernels for this GEMM have on {arch}");
+        Err(Error::ScaleShape { argument, expected, found })
     };
-    let found = as_f32.scale_granularity()?.unwrap_or_default().map(|[_, k]| k);
-    Err(Error::ScaleShape { argument: "sfa", expected, found: format!("one per {found:?} of K") })
+    if family.is_block_scaled() {
+        let found = as_f32.scale_granularity()?.unwrap_or_default().map(|[_, k]| k);
+        return refuse("sfa", "as many along K as those of `b`", format!("one per {found:?} of K"));
+    }
+    if family.has_scales_of_32() && (is_batch || fused) {
+        return refuse("sfa", "one per row of `a` and 128 of K", "one per 32 of K".to_owned());
+    }
+    if family.is_1d1d() && (problem.groups.is_some() || fused) {
+        return refuse("sfb", "one per 128 rows of `b` and 128 of K", "one per row".to_owned());
+    }
+    Ok(())
 }
 
 /// An FP4 operand beside an FP8 one is unpacked to bytes by TMA, which takes it in units of 64 elements of memory and 128

@@ -57,8 +57,7 @@ fn dense(kernel: &GemmKernel, nth: usize) -> (GemmCase, GemmConfig) {
     let split_k = splits[nth % splits.len()];
     let [cluster_m, _] = kernel.spec().clusters()[0];
     let stages = if kernel.is_split_k() { 2 + nth as u32 % 3 } else { *kernel.stages().start() };
-    let config =
-        GemmConfig { split_k, stages, cluster: kernel.spec().clusters()[0], ..GemmConfig::of(*kernel) };
+    let config = GemmConfig { split_k, stages, ..GemmConfig::of(*kernel) };
     let m = block_m * cluster_m as usize + [1, block_m / 2 + 3][nth % 2];
     let depth = 64 * (split_k as usize * 2 + 1) - 24;
     let (d_type, addend) = [
@@ -119,7 +118,7 @@ fn every_m_grouped_kernel_of_16_bit_operands() {
         let groups = groups(layouts[nth % 4]);
         let case =
             GemmCase { layout, ..GemmCase::m_grouped(types, groups, [kernel.tile()[1] as usize + 8, 136]) };
-        let config = GemmConfig { cluster: kernel.spec().clusters()[0], ..GemmConfig::of(kernel) };
+        let config = GemmConfig::of(kernel);
         every_schedule_gives_the_same_bits(&case, config, policies(nth));
     }
 }
@@ -158,11 +157,7 @@ fn every_fused_kernel_of_16_bit_operands() {
             let addend = if word.contains("beta") { AddendKind::Other } else { AddendKind::None };
             let case = GemmCase { epilogue: Some(epilogue), addend, ..case };
             let splits = kernel.spec().splits();
-            let config = GemmConfig {
-                split_k: splits[nth % splits.len()],
-                cluster: kernel.spec().clusters()[0],
-                ..GemmConfig::of(kernel)
-            };
+            let config = GemmConfig { split_k: splits[nth % splits.len()], ..GemmConfig::of(kernel) };
             every_schedule_gives_the_same_bits(&case, config, policies(nth).step_by(2));
         }
     }

@@ -30,8 +30,7 @@ fn kernels() -> impl Iterator<Item = GemmKernel> {
 fn config_of(kernel: GemmKernel, nth: usize) -> GemmConfig {
     let splits = kernel.spec().splits();
     let stages = if kernel.is_split_k() { 2 + nth as u32 % 3 } else { *kernel.stages().start() };
-    let cluster = kernel.spec().clusters()[0];
-    GemmConfig { cluster, split_k: splits[nth % splits.len()], stages, ..GemmConfig::of(kernel) }
+    GemmConfig { split_k: splits[nth % splits.len()], stages, ..GemmConfig::of(kernel) }
 }
 
 /// Random codes of an operand, and random scales: of UE8M0 within 16 powers of two, of UE4M3 normal numbers.

@@ -123,9 +123,9 @@ refused!(d_with_other_rows, contiguous, Shape, "d", |x| x.d.dims[0] = 65);
 refused!(d_with_other_columns, masked, Shape, "d", |x| x.d.dims[2] = 255);
 refused!(too_few_scales_of_a, masked, ScaleShape, "sfa", |x| sfa(x).dims[2] = 3);
 refused!(scales_of_a_of_other_groups, masked, ScaleShape, "sfa", |x| sfa(x).dims[0] = 3);
-refused!(scales_of_b_per_row, contiguous, ScaleShape, "sfb", |x| sfb(x).dims[1] = 256);
-refused!(scales_of_b_per_row_and_all_of_k, masked, ScaleShape, "sfb", |x| sfb(x).dims[1..3]
-    .copy_from_slice(&[256, 1]));
+refused!(scales_of_b_per_row_but_one, contiguous, ScaleShape, "sfb", |x| sfb(x).dims[1] = 255);
+refused!(scales_of_b_per_row_but_one_and_all_of_k, masked, ScaleShape, "sfb", |x| sfb(x).dims[1..3]
+    .copy_from_slice(&[255, 1]));
 refused!(too_few_counts, masked, Shape, "masked_m", |x| groups(x).numbers.dims[0] = 3);
 refused!(ids_of_groups, contiguous, Shape, "ids", |x| groups(x).numbers.dims[0] = 4);
 refused!(an_alignment_of_0, contiguous, Shape, "alignment", |x| groups(x).alignment = 0);

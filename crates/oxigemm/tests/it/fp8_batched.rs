@@ -219,7 +219,7 @@ fn what_does_not_fit_together_is_refused() {
         (run(&new(DType::E4m3, &[2, 8, 128]), &sfa, &b, &sfb, &d), "a"),
         (run(&a, &new(DType::F32, &[2, 7, 2]), &b, &sfb, &d), "sfa"),
         (run(&a, &sfa, &new(DType::E4m3, &[130, 256]), &sfb, &d), "b"),
-        (run(&a, &sfa, &b, &new(DType::F32, &[2, 130, 2]), &d), "sfb"),
+        (run(&a, &sfa, &b, &new(DType::F32, &[2, 129, 2]), &d), "sfb"),
         (run(&a, &sfa, &b, &sfb, &new(DType::F16, &[2, 8, 130])), "d"),
         (run(&a, &sfa, &b, &sfb, &reaching), "d"),
     ];

@@ -379,9 +379,8 @@ fn bad_arguments_are_refused_by_name() {
     let error =
         fp8_gemm_nt_fused((&a0, &sf0), (&b0, &sfb0), Addend::InPlace, to, &none, &options).unwrap_err();
     assert!(matches!(error, Error::Shape { argument: "b", .. }), "{error}");
-    // What other products take: operands of e5m2, and a scale for each row of B.
+    // What other products take: operands of e5m2.
     let e5m2 = |dims: &[usize]| new(DType::E5m2, dims);
-    let each_row = new(DType::F32, &[512, 2]);
     let refused = |a: &Tensor, b: &Tensor, sfb: &Tensor| {
         let mut d = new(DType::Bf16, &[8, 512]);
         let to = FusedOutput::Matrix(&mut d);
@@ -391,7 +390,14 @@ fn bad_arguments_are_refused_by_name() {
     assert!(matches!(error, Error::DType { argument: "a", .. }), "{error}");
     let error = refused(&a, &e5m2(&[512, 256]), &sfb);
     assert!(matches!(error, Error::DType { argument: "b", .. }), "{error}");
-    let error = refused(&a, &b, &each_row);
+    // Hopper's kernels with an epilogue have no scale for each row of B.
+    let sim = Device::sim();
+    let on_sim = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &sim).unwrap();
+    let each_row = on_sim(DType::F32, &[512, 2]);
+    let (codes, sf, mut to) =
+        (on_sim(DType::E4m3, &[512, 256]), on_sim(DType::F32, &[8, 2]), on_sim(DType::Bf16, &[8, 512]));
+    let (a8, to) = ((&codes.narrow(0, 0, 8).unwrap(), &sf), FusedOutput::Matrix(&mut to));
+    let error = fp8_gemm_nt_fused(a8, (&codes, &each_row), Addend::None, to, &none, &options).unwrap_err();
     assert!(matches!(error, Error::ScaleShape { argument: "sfb", .. }), "{error}");
     // Scales that lie in an input.
     let d = new(DType::E4m3, &[8, 512]);

@@ -328,7 +328,7 @@ fn shapes_of_scales_tell_the_granularity() {
 
 #[test]
 fn other_functions_and_types_have_no_scales_of_32() {
-    let device = Device::cpu();
+    let device = Device::sim();
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
     let options = GemmOptions::default();
     let (a, sfa) = (new(DType::E4m3, &[8, 128]), new(DType::F32, &[8, 4]));
@@ -346,12 +346,8 @@ fn other_functions_and_types_have_no_scales_of_32() {
     let result = fp8_gemm_nt((&e5m2, &sfa), (&b, &sfb), Addend::None, &mut d, &options);
     assert!(matches!(result, Err(Error::DType { argument: "a", .. })), "{result:?}");
     let config = plan::parse("sm90_fp8_persistent_128x128_s5_c1x1");
-    let sim = Device::sim();
-    let on_sim = |x: &Tensor| Tensor::zeros(x.dtype(), x.dims(), &sim).unwrap();
     let other = GemmOptions { config, ..Default::default() };
-    let operands = [&a, &sfa, &b, &sfb].map(on_sim);
-    let [a, sfa, b, sfb] = &operands;
-    let result = fp8_gemm_nt((a, sfa), (b, sfb), Addend::None, &mut on_sim(&d), &other);
+    let result = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &other);
     assert!(matches!(result, Err(Error::ConfigOperands { .. })), "{result:?}");
     // m-grouped GEMMs take both granularities, and a single K block too.
     for (k, rows) in [(128, 64), (128, 2), (32, 64), (32, 2)] {

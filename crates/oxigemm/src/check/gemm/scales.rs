@@ -165,11 +165,17 @@ impl GemmDesc {
         let [few, many] = [ScaleBlock::Of128, ScaleBlock::Of32].map(|block| blocks(k, block));
         let along_k = [sfa, sfb].map(|scales| scales.dims().last().copied());
         let by_shape = match self.has_fp4() {
-            // Either granularity goes with any of the other operand.
-            true => along_k.map(|found| match few != many && found == Some(few) {
-                true => ScaleBlock::Of128,
-                false => ScaleBlock::Of32,
-            }),
+            // Either granularity goes with any of the other operand. Where K does not tell, the rows of B do.
+            true => {
+                let in_blocks =
+                    rows_of(sfb).is_some_and(|rows| rows != n && rows == blocks(n, ScaleBlock::Of128));
+                [0, 1].map(|i| {
+                    match if few == many { i == 1 && in_blocks } else { along_k[i] == Some(few) } {
+                        true => ScaleBlock::Of128,
+                        false => ScaleBlock::Of32,
+                    }
+                })
+            }
             false => {
                 // A K of at most 32 is one block either way, and the rows of B tell.
                 let by_rows = rows_of(sfb).is_some_and(|rows| {

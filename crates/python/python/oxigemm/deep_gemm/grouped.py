@@ -22,6 +22,8 @@ __all__ = [
     "m_grouped_fp16_gemm_nn_contiguous",
     "m_grouped_fp16_gemm_nt_contiguous",
     "m_grouped_fp16_gemm_nt_masked",
+    "m_grouped_fp4_gemm_nt_contiguous",
+    "m_grouped_fp4_gemm_nt_masked",
     "m_grouped_fp8_fp4_gemm_nn_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_masked",
@@ -503,7 +505,9 @@ def k_grouped_fp8_gemm_nt_contiguous(
 
 
 m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
+m_grouped_fp4_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
 m_grouped_fp8_gemm_nn_contiguous = m_grouped_fp8_fp4_gemm_nn_contiguous
 m_grouped_fp8_gemm_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
 fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
+m_grouped_fp4_gemm_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
 bf16_m_grouped_gemm_nt_masked = m_grouped_bf16_gemm_nt_masked
