@@ -186,7 +186,7 @@ pub fn cast_blocks_to_fp4<T: Element>(
     block: [usize; 2],
     format: ScaleFormat,
 ) -> Result<Quantized> {
-    if k % 2 != 0 {
+    if !k.is_multiple_of(2) {
         return Err(Error::Shape {
             argument: "k",
             expected: "an even number, as two codes are in a byte".to_owned(),

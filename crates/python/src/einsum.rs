@@ -61,7 +61,7 @@ fn fp8_einsum<'py>(
             oxigemm::fp8_einsum(expr, a, b, &mut x.output(d), &x.options)
         });
     }
-    let ScaledOperands { a: [a, sfa], b: [b, sfb] } = operands;
+    let ScaledOperands { a: [a, sfa], b: [b, sfb], .. } = operands;
     let heads = Heads::new(&mut call, expr, [(a, Some(sfa)), (b, Some(sfb))], (d, c), fused)?;
     call.run(|x| heads.run(x))
 }

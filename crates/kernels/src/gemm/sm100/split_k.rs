@@ -6,7 +6,7 @@
 //!
 //! | role | threads | work |
 //! |---|---|---|
-//! | math | two warpgroups, four with a gate | from tensor memory to the [reduction](crate::gemm::split_k) and the epilogue |
+//! | math | two warpgroups, four with a gate | from tensor memory to the reduction (`gemm::split_k`) and the epilogue |
 //! | producer | one thread | TMA loads of A and B |
 //! | MMA | one thread | copies of scales to tensor memory, MMAs |
 //! | scale producer | one warp | block scales, where there are some |
