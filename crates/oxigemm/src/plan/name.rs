@@ -2,6 +2,7 @@
 
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Major;
+use oxigemm_kernels::gemm::params::ScalesOfB;
 use oxigemm_kernels::gemm::{GemmConfig, GemmKernel, OperandKind};
 
 /// The name of a configuration: the kernel's name, then what the launch chooses.
@@ -53,6 +54,14 @@ pub fn operands_name(operands: OperandKind) -> String {
         let major = |major, other| if major == Major::K { 'K' } else { other };
         let (a, b) = (major(f16.a, 'M'), major(f16.b, 'N'));
         return format!("{} operands, A {a}-major and B {b}-major", f16.element.name());
+    }
+    if operands.is_block_scaled() {
+        let block = operands.scale_block.size();
+        let rows = if operands.scales == Some(ScalesOfB::Blocks) { block } else { 1 };
+        let [a, b] = [operands.a, operands.b].map(|operand| operand.element.name());
+        return format!(
+            "{a} and {b} operands with 1x{block} and {rows}x{block} scales that the tensor core applies"
+        );
     }
     match operands.e5m2() {
         Some(e5m2) => format!("fp8 operands with scales, {}", e5m2.name().replace('_', " and ")),
