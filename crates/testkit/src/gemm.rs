@@ -12,6 +12,8 @@ use oxigemm::{
     m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt,
 };
 
+use oxigemm::cast::ScaleFormat;
+
 use crate::Failure;
 use crate::GroupLayout;
 use crate::case::{AddendKind, GemmCase, Grouping};
@@ -22,9 +24,15 @@ use crate::plan;
 use crate::upload::{Output, output, write};
 
 impl GemmCase {
-    /// Draws the operands and puts them on a device.
+    /// Draws the operands and puts them on a device. Scales are powers of two where its tensor core applies them: others
+    /// would lose their mantissa.
     pub fn on(&self, device: &Device) -> Result<Gemm, Failure> {
-        GemmData::draw(self.clone())?.upload(device)
+        let mut case = self.clone();
+        let kind = device.limits().map(|limits| plan::operand_kind_on(self, limits.arch));
+        if kind.is_some_and(|kind| kind.is_block_scaled()) {
+            case.types.scale_format = ScaleFormat::PowerOfTwo;
+        }
+        GemmData::draw(case)?.upload(device)
     }
 }
 
