@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use oxigemm::{
     Addend, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, fp8_fp4_gemm,
-    fp8_gemm, fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed, half_gemm, half_gemm_nt_fused,
-    k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous, k_grouped_half_gemm,
-    m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous,
-    m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm,
-    m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt,
+    fp8_fp4_gemm_nt_fused, fp8_gemm, fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed, half_gemm,
+    half_gemm_nt_fused, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous,
+    k_grouped_half_gemm, m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_fused,
+    m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused,
+    m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm, m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt,
+    nvfp4_gemm_nt,
 };
 
 use oxigemm::cast::ScaleFormat;
@@ -133,16 +134,23 @@ impl Gemm {
         };
         let (a, b, layout) = (&self.a, &self.b, case.layout);
         if let Some(spec) = &case.epilogue {
-            let epilogue = spec.with(self.bias.as_ref());
+            let mut epilogue = spec.with(self.bias.as_ref());
+            if case.types.is_nvfp4() {
+                epilogue.alpha *= TENSOR_SCALES.iter().product::<f32>();
+            }
+            let fp4 = case.types.has_fp4();
             let d = spec.output(&mut self.d, self.d_scales.as_mut());
             let groups = case.m_groups().map(|_| row_groups(case, self.numbers.as_ref()));
             return match (&self.scales, groups.flatten()) {
                 (Some([sfa, sfb]), None) => {
-                    fp8_gemm_nt_fused((a, sfa), (b, sfb), addend, d, &epilogue, options)
+                    let function = if fp4 { fp8_fp4_gemm_nt_fused } else { fp8_gemm_nt_fused };
+                    function((a, sfa), (b, sfb), addend, d, &epilogue, options)
                 }
                 (None, None) => half_gemm_nt_fused(a, b, addend, d, &epilogue, options),
                 (Some([sfa, sfb]), Some(groups)) => {
-                    m_grouped_fp8_gemm_nt_fused((a, sfa), (b, sfb), addend, d, groups, &epilogue, options)
+                    let function =
+                        if fp4 { m_grouped_fp8_fp4_gemm_nt_fused } else { m_grouped_fp8_gemm_nt_fused };
+                    function((a, sfa), (b, sfb), addend, d, groups, &epilogue, options)
                 }
                 (None, Some(groups)) => {
                     m_grouped_half_gemm_nt_fused(a, b, addend, d, groups, &epilogue, options)
