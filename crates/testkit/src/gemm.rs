@@ -134,10 +134,7 @@ impl Gemm {
         };
         let (a, b, layout) = (&self.a, &self.b, case.layout);
         if let Some(spec) = &case.epilogue {
-            let mut epilogue = spec.with(self.bias.as_ref());
-            if case.types.is_nvfp4() {
-                epilogue.alpha *= TENSOR_SCALES.iter().product::<f32>();
-            }
+            let epilogue = spec.with(self.bias.as_ref());
             let fp4 = case.types.has_fp4();
             let d = spec.output(&mut self.d, self.d_scales.as_mut());
             let groups = case.m_groups().map(|_| row_groups(case, self.numbers.as_ref()));

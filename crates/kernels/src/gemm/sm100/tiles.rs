@@ -68,7 +68,7 @@ const GATED: Form = (Grouping::Dense, Fusion::Gated);
 const FUSED_M_GROUPED: Form = (Grouping::Rows, Fusion::Elementwise);
 const GATED_M_GROUPED: Form = (Grouping::Rows, Fusion::Gated);
 
-fn persistent(
+fn persistent_kernels(
     operands: OperandKind,
     (grouping, fusion): Form,
     tiles: &[Tile],
@@ -97,7 +97,7 @@ fn f16(operands: Operands) -> impl Iterator<Item = Kernel> {
     let persistent = lists
         .into_iter()
         .filter(|list| list.0)
-        .flat_map(move |(_, form, tiles)| persistent(kind, form, tiles));
+        .flat_map(move |(_, form, tiles)| persistent_kernels(kind, form, tiles));
     let few_rows = [
         (true, Fusion::None, false, if a_k { SPLIT_K } else { SPLIT_K_M_MAJOR }),
         (nt, Fusion::Elementwise, false, SPLIT_K_FUSED),
@@ -108,7 +108,8 @@ fn f16(operands: Operands) -> impl Iterator<Item = Kernel> {
     persistent.chain(few_rows.flat_map(move |(_, fusion, summed, rows)| split_k(kind, fusion, summed, rows)))
 }
 
-/// Kernels of operands with scales.
+/// Kernels of operands with scales. No function fuses a gate with NVFP4, whose tensor scales are a factor of the fused
+/// epilogue.
 fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
     let lists = [
         (DENSE, SCALED),
@@ -120,9 +121,11 @@ fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
     ];
     let few_rows =
         [(Fusion::None, SPLIT_K), (Fusion::Elementwise, SPLIT_K_FUSED), (Fusion::Gated, SPLIT_K_FUSED)];
-    let persistent = lists.into_iter().flat_map(move |(form, tiles)| persistent(operands, form, tiles));
-    persistent
-        .chain(few_rows.into_iter().flat_map(move |(fusion, rows)| split_k(operands, fusion, false, rows)))
+    let has = move |fusion: Fusion| fusion != Fusion::Gated || operands.scale_block != ScaleBlock::Of16;
+    let persistent = lists.into_iter().filter(move |(form, _)| has(form.1));
+    let persistent = persistent.flat_map(move |(form, tiles)| persistent_kernels(operands, form, tiles));
+    let few_rows = few_rows.into_iter().filter(move |(fusion, _)| has(*fusion));
+    persistent.chain(few_rows.flat_map(move |(fusion, rows)| split_k(operands, fusion, false, rows)))
 }
 
 impl Kernel {
