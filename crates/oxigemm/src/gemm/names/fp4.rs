@@ -201,14 +201,15 @@ pub fn nvfp4_gemm_nt(
 /// use oxigemm::{DType, Device, GemmOptions, RowGroups, Tensor, m_grouped_nvfp4_gemm_nt};
 ///
 /// let device = Device::cpu();
-/// let codes = Tensor::from_bytes(DType::U8, &[0x22; 2 * 2 * 8], &[2, 2, 8], &device)?; // codes of 1
-/// let scales = Tensor::from_f32(DType::E4m3, &[1.0, 1.0, 2.0, 2.0], &[2, 2, 1], &device)?;
+/// let codes = Tensor::from_bytes(DType::U8, &[0x22; 2 * 2 * 16], &[2, 2, 16], &device)?; // codes of 1
+/// let scales = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0];
+/// let scales = Tensor::from_f32(DType::E4m3, &scales, &[2, 2, 2], &device)?;
 /// let masked_m = Tensor::from_slice(&[1i32, 2], &[2], &device)?;
 /// let groups = RowGroups::Masked { masked_m: &masked_m, expected_m: 1 };
 /// let mut d = Tensor::zeros(DType::F32, &[2, 2, 2], &device)?;
 /// let (x, options) = ((&codes, &scales), GemmOptions::default());
 /// m_grouped_nvfp4_gemm_nt(x, x, &mut d, groups, [0.5, 1.0], &options)?;
-/// assert_eq!(d.to_vec_f32()?, [8.0, 8.0, 0.0, 0.0, 32.0, 32.0, 32.0, 32.0]);
+/// assert_eq!(d.to_vec_f32()?, [16.0, 16.0, 0.0, 0.0, 64.0, 64.0, 64.0, 64.0]);
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 pub fn m_grouped_nvfp4_gemm_nt(

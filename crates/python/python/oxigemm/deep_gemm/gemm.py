@@ -82,10 +82,10 @@ def fp8_fp4_gemm_nt(
     each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
     Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
 
-    A or B, or both, may be FP4: int8 or uint8 [M, K/2] with two e2m1 each, the first in the low half, contiguous along K.
-    Their scales are 1x32, or 1x128; ``recipe_a`` and ``recipe_b`` may differ then, such as ``(1, 128)`` and ``(1, 32)``.
-    Hopper has no FP4. On Blackwell, whose tensor core takes scales as powers of two, float32 scales are rounded down to
-    them, as by DeepGEMM.
+    A or B, or both, may be FP4: int8 or uint8 [M, K/2] with two e2m1 each, the first in the low half, contiguous along
+    K. Their scales are 1x32, or 1x128; ``recipe_a`` and ``recipe_b`` may differ then, such as ``(1, 128)`` and
+    ``(1, 32)``. Hopper has no FP4. On Blackwell, whose tensor core takes scales as powers of two, float32 scales are
+    rounded down to them, as by DeepGEMM.
 
     ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
     ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
