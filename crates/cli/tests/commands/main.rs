@@ -282,11 +282,15 @@ fn the_closed_set_is_built_ahead_where_there_is_an_assembler() {
     }
     let dir = tempfile::tempdir().expect("a place for cubins");
     let out = dir.path().to_str().expect("a path of plain characters");
-    let built = &json(&["prebuild", "--json", "--out", out])[0];
+    let built = &json(&["prebuild", "--arch", "sm_90a,sm_100a", "--json", "--out", out])[0];
     let kernels = built["kernels"].as_array().expect("a list of kernels");
     let names = kernels.iter().map(|kernel| kernel["kernel"].as_str().expect("a name").to_owned());
-    assert!(names.eq(KernelId::all(Arch::Sm90a).map(|kernel| kernel.name())), "{built}");
+    assert!(names.eq(Arch::ALL.into_iter().flat_map(KernelId::all).map(|kernel| kernel.name())), "{built}");
     assert!(kernels.iter().all(|kernel| kernel["cubin_bytes"].as_u64() > Some(1000)), "{built}");
-    let entries = std::fs::read_dir(dir.path().join("sm_90a")).expect("the entries of the architecture");
-    assert_eq!(entries.count(), kernels.len());
+    let entries = |arch: Arch| {
+        let entries =
+            std::fs::read_dir(dir.path().join(arch.name())).expect("the entries of the architecture");
+        entries.count()
+    };
+    assert_eq!(Arch::ALL.map(entries).iter().sum::<usize>(), kernels.len());
 }
