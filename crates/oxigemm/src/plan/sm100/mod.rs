@@ -1,7 +1,8 @@
 //! Candidates and cost model for Blackwell.
 //!
-//! Every constant is NVIDIA's figure of a B200 or counted from the kernel; none is measured. Times are in microseconds,
-//! speeds in bytes or operations per microsecond.
+//! No constant is measured. Peak rates and memory are NVIDIA's figures of a B200; widths of paths are those of Hopper, and
+//! the start, the reduction of splits and the overlap of units are assumed. Times are in microseconds, speeds in bytes or
+//! operations per microsecond.
 
 use oxigemm_kernels::gemm::{GemmKernel, OperandKind};
 
@@ -14,18 +15,18 @@ const MACS_PER_CYCLE: f64 = 8192.0;
 const CYCLES: f64 = 1850.0;
 /// Memory: 8 TB/s by the datasheet, of which copies reach about 90% on Hopper.
 const MEMORY: f64 = 7.2e6;
-/// L2 cache, read by all SMs: 64 bytes in a cycle for each.
+/// L2 cache, read by all SMs: 64 bytes in a cycle for each, as on Hopper.
 const L2: f64 = 148.0 * 64.0 * CYCLES;
 /// From the L2 cache into one SM.
 const FEED: f64 = 64.0 * CYCLES;
 /// From tensor memory to D, by the four epilogue warps of an SM: 32 bytes of FP32 a cycle for each.
 const OUTPUT: f64 = 128.0 * CYCLES;
-/// From the launch to the first MMA, and from the last one to the end.
+/// From the launch to the first MMA, and from the last one to the end: assumed.
 const START: f64 = 4.0;
 /// How far units overlap: see [`Cost::overlapped`](super::cost::Cost).
 const SHARPNESS: f64 = 4.0;
 
-/// Exchange of the K splits of a cluster through distributed shared memory.
+/// Exchange of the K splits of a cluster through distributed shared memory: about what it takes on an H200.
 const REDUCTION: f64 = 1.5;
 
 /// Every configuration of a kernel that is made for the request; of split-K kernels, with as many stages as fit and as K
