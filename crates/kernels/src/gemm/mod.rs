@@ -7,11 +7,13 @@
 //! | [`shape`] | [`GemmShape`], [`MGroupedShape`], [`KGroupedShape`] |
 //! | [`tensor_maps`] | [`MatrixMap`]: TMA descriptors as plain numbers |
 //! | [`launch`] | [`Launch`]: grid, cluster, shared memory and TMA boxes of a launch |
+//! | [`dynamic_tensor_maps`] | TMA descriptors that k-grouped kernels make on the device |
 //! | [`scheduler`], [`epilogue`], [`operand`], [`params`] | parts that kernels are written on |
 //! | `persistent` | parameters and tile scheduler of persistent kernels |
 //! | `split_k` | tile, K split and epilogue of split-K kernels |
 //! | [`sm90`], [`sm100`] | the kernels for Hopper and Blackwell |
 
+pub mod dynamic_tensor_maps;
 pub mod epilogue;
 pub mod kind;
 pub mod launch;

@@ -28,10 +28,11 @@ pub(crate) struct PersistentShape {
 
 /// Groups of a k-grouped kernel along K.
 pub(crate) enum KRanges {
-    /// Ranges of one matrix, which begin at multiples of so many elements.
-    OfOneMatrix(u32),
-    /// Matrices of their own, with scales for so many elements of K each.
-    WithScales(u32),
+    /// Ranges of one matrix, which begin at multiples of so many elements, with scales for so many elements of K each
+    /// where there are some.
+    OfOneMatrix(u32, Option<u32>),
+    /// Matrices of their own, which begin at multiples of so many elements, with scales for so many elements of K each.
+    OwnMatrices(u32, u32),
 }
 
 /// Parameters of a persistent kernel.
@@ -70,8 +71,10 @@ impl<'k> PersistentParams<'k> {
         if shape.grouping == Grouping::K {
             let (params, k_blocks) = (KGroupedParams::declare(k), self.gemm.k_blocks);
             let groups = match shape.k_ranges {
-                KRanges::OfOneMatrix(unit) => KGroups::of_ranges(params, table, unit),
-                KRanges::WithScales(block_k) => KGroups::with_scales(params, table, (k_blocks, block_k)),
+                KRanges::OfOneMatrix(unit, None) => KGroups::new(params, table, unit, None),
+                KRanges::OfOneMatrix(unit, Some(block_k)) | KRanges::OwnMatrices(unit, block_k) => {
+                    KGroups::new(params, table, unit, Some((k_blocks, block_k)))
+                }
             };
             self.k_groups = Some(groups);
             scheduler = scheduler.with_k_groups(groups);

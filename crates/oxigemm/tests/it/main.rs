@@ -4,6 +4,7 @@ mod attention;
 mod batch_invariant;
 mod blackwell;
 mod blackwell_gemm;
+mod blackwell_k_grouped;
 mod blackwell_scaled;
 mod check;
 mod check_grouped;

@@ -15,6 +15,14 @@ impl<'k> OutputParams<'k> {
     }
 }
 
+impl<'k> OutputParams<'k> {
+    /// Those of D and C from a row on.
+    pub(crate) fn from_row(self, row: U32<'k>) -> Self {
+        let bytes = |pitch: U32<'k>| row.widening_mul(pitch) << self.has(OutputFlags::F32).select::<u32>(2, 1);
+        OutputParams { d: self.d.at(bytes(self.d_pitch)), c: self.c.at(bytes(self.c_pitch)), ..self }
+    }
+}
+
 impl<'k> Panels<'k> {
     /// Whether all of its rows lie before `end`: only then TMA may store them.
     pub fn is_before(&self, end: U32<'k>) -> Pred<'k> {

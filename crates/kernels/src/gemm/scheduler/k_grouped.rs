@@ -5,8 +5,8 @@
 //! where its scales do. All groups have the same tiles, so an index in the order of all tiles leads to a group by
 //! division.
 //!
-//! FP8 operands of a group are two contiguous matrices of `[rows, K]`, each behind that of the group before. 16-bit
-//! operands are matrices of all groups, of which each has a range along K.
+//! K-major FP8 and FP4 operands of a group are two contiguous matrices of `[rows, K]`, each behind that of the group before.
+//! Others are matrices of all groups, of which each has a range along K.
 
 use crate::common::params::kernel_params;
 use crate::gemm::scheduler::m_grouped::{exclusive_scan, groups_of_lane, last_not_above};
@@ -89,7 +89,7 @@ pub fn ks_of_ends(ends: &[i32], alignment: u32) -> Vec<i32> {
 pub struct KGroupedArgs {
     /// Address of the K of each group, or of its end, of type `i32`.
     pub ks: u64,
-    /// Address of [`MAP_WORKSPACE_BYTES`](crate::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES), zero before the
+    /// Address of [`MAP_WORKSPACE_BYTES`](crate::gemm::dynamic_tensor_maps::MAP_WORKSPACE_BYTES), zero before the
     /// first launch.
     pub map_workspace: u64,
     /// Address of A.
@@ -193,14 +193,20 @@ pub(crate) struct KGroups<'k> {
 }
 
 impl<'k> KGroups<'k> {
-    /// Groups that are ranges of their operands, which begin at multiples of `unit`, with the table at `table`.
-    pub fn of_ranges(params: KGroupedParams<'k>, table: Shared<'k>, unit: u32) -> Self {
-        KGroups { table: KGroupTable::new(params.numbers, table, unit, None), params }
+    /// Groups that begin at multiples of `unit`, with the table at `table`, and with blocks of scales, and the K of each,
+    /// where there are some.
+    pub fn new(
+        params: KGroupedParams<'k>,
+        table: Shared<'k>,
+        unit: u32,
+        scales: Option<(U32<'k>, u32)>,
+    ) -> Self {
+        KGroups { table: KGroupTable::new(params.numbers, table, unit, scales), params }
     }
 
-    /// Groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
-    pub fn with_scales(params: KGroupedParams<'k>, table: Shared<'k>, blocks: (U32<'k>, u32)) -> Self {
-        KGroups { table: KGroupTable::new(params.numbers, table, PITCH_UNIT, Some(blocks)), params }
+    /// The K of all groups together that the operands hold.
+    pub fn extent(&self) -> U32<'k> {
+        self.params.numbers.extent
     }
 
     /// How many groups there are.

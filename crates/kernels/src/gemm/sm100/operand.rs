@@ -49,6 +49,14 @@ impl OperandTile {
         }
     }
 
+    /// The dimension of its tensor map that is K.
+    pub const fn k_dimension(&self) -> u32 {
+        match self.operand.major {
+            Major::K => 0,
+            Major::MN => 1,
+        }
+    }
+
     /// A depth of K as its tensor map counts it: FP4 beside FP4 is copied as bytes of two.
     pub fn depth_in_map<'k>(&self, depth: U32<'k>) -> U32<'k> {
         let is_packed = self.block_k * self.operand.element.bits() == LINE_BYTES * 8;

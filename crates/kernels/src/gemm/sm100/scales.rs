@@ -29,6 +29,8 @@ pub(super) struct BlockScales<'k> {
     pub params: ScaleParams<'k>,
     /// Whether this is B, whose scales may be of blocks of rows.
     pub is_b: bool,
+    /// The first scale of a row where groups are along K: it is any byte of a word.
+    pub first: Option<U32<'k>>,
     /// Scales of a row along K.
     pub blocks: U32<'k>,
 }
@@ -41,7 +43,7 @@ impl<'k> BlockScales<'k> {
 
     /// The `word`-th word of a row in a stage: 0 behind the end of K, and where the row does not exist.
     pub fn word(&self, (row, exists): (U32<'k>, Pred<'k>), (stage, word): (U32<'k>, u32)) -> U32<'k> {
-        let (block, all) = (self.operands.scale_block, self.blocks.div_ceil(4));
+        let block = self.operands.scale_block;
         let row = match self.operands.scales {
             Some(ScalesOfB::Blocks) if self.is_b => row / block.size(),
             _ => row,
@@ -49,15 +51,43 @@ impl<'k> BlockScales<'k> {
         match block {
             ScaleBlock::Of128 => {
                 // One scale for the whole stage, in each byte.
-                let index = stage >> 2;
-                let loaded: U32<'k> = self.params.at(row, index).load_if(exists & index.lt(all), 0u32);
-                loaded.permute_bytes(loaded, (stage & 3) * 0x1111u32)
+                let at = self.first.map_or(stage, |first| first + stage);
+                let exists = exists & stage.lt(self.blocks);
+                let loaded: U32<'k> = self.params.at(row, at >> 2).load_if(exists, 0u32);
+                loaded.permute_bytes(loaded, (at & 3) * 0x1111u32)
             }
             ScaleBlock::Of32 | ScaleBlock::Of16 => {
                 let index = stage * scale_words(self.operands) + word;
-                self.params.at(row, index).load_if(exists & index.lt(all), 0u32)
+                match self.first {
+                    None => {
+                        let exists = exists & index.lt(self.blocks.div_ceil(4));
+                        self.params.at(row, index).load_if(exists, 0u32)
+                    }
+                    Some(first) => self.word_of_range((row, exists), first, index * 4),
+                }
             }
         }
+    }
+
+    /// Four scales of a row from `block` of its group on, which may lie in two words; 0 behind the group's end, where the
+    /// scales of another group follow.
+    fn word_of_range(
+        &self,
+        (row, exists): (U32<'k>, Pred<'k>),
+        first: U32<'k>,
+        block: U32<'k>,
+    ) -> U32<'k> {
+        let k = block.kernel();
+        let (index, byte) = ((first + block) >> 2, (first + block) & 3);
+        let load = |index: U32<'k>, exists: Pred<'k>| -> U32<'k> {
+            self.params.at(row, index).load_if(exists, 0u32)
+        };
+        let low = load(index, exists & block.lt(self.blocks));
+        let high = load(index + 1, exists & byte.ne(0) & (block + 4 - byte).lt(self.blocks));
+        let four = low.permute_bytes(high, byte * 0x1111u32 + 0x3210u32);
+        let behind = self.blocks - block.min(self.blocks);
+        let kept = (k.constant(1u32) << (behind.min(3) * 8)) - 1u32;
+        four & behind.ge(4).select(u32::MAX, kept)
     }
 }
 

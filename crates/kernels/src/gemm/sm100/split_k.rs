@@ -368,8 +368,8 @@ impl<'k> Block<'k, '_> {
     fn words_of(&self, stage: U32<'k>) -> Vec<LaneWords<'k>> {
         let (p, operands, [m, n]) = (&self.params, self.cfg.operands, self.tile);
         let blocks = p.k_blocks;
-        let a = BlockScales { operands, params: p.sfa, is_b: false, blocks };
-        let b = BlockScales { operands, params: p.sfb, is_b: true, blocks };
+        let a = BlockScales { operands, params: p.sfa, is_b: false, first: None, blocks };
+        let b = BlockScales { operands, params: p.sfb, is_b: true, first: None, blocks };
         let mut words = Vec::new();
         for word in 0..scale_words(operands) {
             for part in 0..self.cfg.parts() {

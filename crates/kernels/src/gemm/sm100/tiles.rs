@@ -22,6 +22,10 @@ const F16_M_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
 const F16_FUSED: &[Tile] = &[(256, true, 5), (128, false, 5)];
 const F16_GATED: &[Tile] = &[(256, true, 5), (256, false, 4)];
 
+/// 16-bit operands, k-grouped: both as they lie in memory with K first, or both K-major. There is room for the table of
+/// 1024 groups.
+const F16_K_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
+
 /// Operands with scales: dense, and m-grouped.
 const SCALED: &[Tile] = &[(192, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
 const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
@@ -63,6 +67,7 @@ type Form = (Grouping, Fusion);
 
 const DENSE: Form = (Grouping::Dense, Fusion::None);
 const M_GROUPED: Form = (Grouping::Rows, Fusion::None);
+const K_GROUPED: Form = (Grouping::K, Fusion::None);
 const FUSED: Form = (Grouping::Dense, Fusion::Elementwise);
 const GATED: Form = (Grouping::Dense, Fusion::Gated);
 const FUSED_M_GROUPED: Form = (Grouping::Rows, Fusion::Elementwise);
@@ -89,6 +94,7 @@ fn f16(operands: Operands) -> impl Iterator<Item = Kernel> {
         (true, DENSE, F16),
         (nt, DENSE, F16_NT),
         (a_k, M_GROUPED, F16_M_GROUPED),
+        (operands.a == operands.b, K_GROUPED, F16_K_GROUPED),
         (nt, FUSED, F16_FUSED),
         (nt, FUSED_M_GROUPED, F16_FUSED),
         (nt, GATED, F16_GATED),

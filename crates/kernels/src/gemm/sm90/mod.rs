@@ -2,7 +2,6 @@
 //!
 //! [`Kernel`] is the closed set, `tiles` lists it, `spec` and `launch` answer for its members.
 
-pub mod dynamic_tensor_maps;
 pub mod f16_persistent;
 pub mod fp8_persistent;
 pub mod fp8_scales32;

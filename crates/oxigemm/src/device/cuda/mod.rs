@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, TiledTensor};
-use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
+use oxigemm_kernels::gemm::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
 use oxigemm_kernels::{Arch, KernelId};
 
 use super::backend::Backend;

@@ -2,10 +2,13 @@
 
 use crate::common::pipeline::Pipeline;
 use crate::gemm::TensorMemoryPart;
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::epilogue::PANEL_BYTES;
-use crate::gemm::kind::OperandKind;
+use crate::gemm::kind::{ElementType, OperandKind};
+use crate::gemm::operand::f16::Major;
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::persistent::{KRanges, PersistentShape};
+use crate::gemm::scheduler::k_grouped::PITCH_UNIT;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::sm100::operand::{OperandTile, layout_name, mma_kind, operands_name, scale_words};
 use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS, GROUP_ROWS};
@@ -127,8 +130,23 @@ impl Config {
             quantized_passes: 1,
             serpentine_k: false,
             d_in_slabs: true,
-            k_ranges: KRanges::OfOneMatrix(1),
+            k_ranges: self.k_ranges(),
         }
+    }
+
+    /// How groups lie along K, in k-grouped kernels: K-major operands with scales are matrices of their own.
+    pub(super) fn k_ranges(&self) -> KRanges {
+        let block_k = self.operands.scale_block.size();
+        match self.operands.as_f16() {
+            Some(operands) => KRanges::OfOneMatrix(operands.k_unit(), None),
+            None if self.operands.a.major == Major::MN => KRanges::OfOneMatrix(1, Some(block_k)),
+            None => KRanges::OwnMatrices(PITCH_UNIT * self.elements_of_byte(), block_k),
+        }
+    }
+
+    /// Elements of K in a byte of an operand whose groups are matrices of their own.
+    pub(super) fn elements_of_byte(&self) -> u32 {
+        if self.operands.a.element == ElementType::E2m1 { 2 } else { 1 }
     }
 
     /// Accumulators in tensor memory. With two, the MMAs of a tile overlap the epilogue of the one before.
@@ -183,6 +201,8 @@ pub(super) struct SharedMap {
     pub accumulator_barriers: u32,
     /// Address of the allocated tensor memory.
     pub allocation: u32,
+    /// K-grouped: tensor maps that are being made.
+    pub map_drafts: u32,
     pub groups: u32,
     bytes: u32,
 }
@@ -197,8 +217,21 @@ impl SharedMap {
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let accumulator_barriers = layout.place(Pipeline::barrier_bytes(cfg.accumulators()), 8);
         let allocation = layout.place(8, 8);
+        let draft_bytes = if cfg.grouping == Grouping::K { DynamicTensorMaps::DRAFT_BYTES } else { 0 };
+        let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let bytes = layout.bytes();
-        SharedMap { a, b, staging, scales, barriers, accumulator_barriers, allocation, groups: bytes, bytes }
+        SharedMap {
+            a,
+            b,
+            staging,
+            scales,
+            barriers,
+            accumulator_barriers,
+            allocation,
+            map_drafts,
+            groups: bytes,
+            bytes,
+        }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.

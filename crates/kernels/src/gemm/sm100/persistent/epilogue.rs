@@ -28,6 +28,8 @@ struct Part<'k> {
     /// The first row of the 64 that its rows belong to, and the tile's first column of D.
     first: [U32<'k>; 2],
     group: Option<TileGroup<'k>>,
+    /// The slab of D where there are several.
+    slab: Option<U32<'k>>,
     output: OutputParams<'k>,
     epilogue: Option<EpilogueParams<'k>>,
 }
@@ -40,7 +42,7 @@ impl<'k> Block<'k, '_> {
         let computed = self.accumulators.reader();
         // Which of the warp's staging buffers comes next.
         let buffer = k.var(0u32);
-        self.scheduler.for_each_tile(k, |tile| {
+        self.for_each_tile(|tile| {
             computed.wait_full();
             k.tcgen05_fence_after();
             let stage = computed.stage();
@@ -67,14 +69,15 @@ impl<'k> Block<'k, '_> {
         let (k, group) = (self.k, tile.group);
         let output = match (group, &self.m_groups) {
             (Some(group), Some(groups)) => self.params.output.in_slab(group.slab, groups.d_slab, group.end),
-            _ => self.params.output,
+            _ => tile.k_group.map_or(self.params.output, |group| self.params.output.from_row(group.d_row)),
         };
+        let slab = group.map(|group| group.slab).or(tile.k_group.map(|group| group.group));
         let epilogue = self.epilogue.map(|epilogue| match (group, &self.grouped_epilogue) {
             (Some(group), Some(groups)) => groups.in_slab(&epilogue.anew(k), [group.group, group.slab]),
             _ => epilogue.anew(k),
         });
         let first = [tile.m + (quarter >> 1) * 64, tile.n];
-        Part { accumulator, first, group, output, epilogue }
+        Part { accumulator, first, group, slab, output, epilogue }
     }
 
     /// The warp's place in 64 rows, as `wgmma` numbers its warps: that of the `half`-th 16 of its rows.
@@ -190,8 +193,7 @@ impl<'k> Block<'k, '_> {
         let store = || {
             let from = place.staging.at(lower * ROW_BYTES);
             let column = part.output.column_of_d(place.column);
-            let slab = part.group.map(|group| group.slab);
-            let at: Vec<U32<'k>> = [column, place.row + lower].into_iter().chain(slab).collect();
+            let at: Vec<U32<'k>> = [column, place.row + lower].into_iter().chain(part.slab).collect();
             k.if_(self.lane.eq(0), || d_map.store(&at, from));
         };
         match part.group {

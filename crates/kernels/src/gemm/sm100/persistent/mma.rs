@@ -2,6 +2,7 @@
 
 use super::Block;
 use super::config::STEPS;
+use crate::gemm::scheduler::k_grouped::TileKGroup;
 use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS, copy_groups};
 use oxigemm_ptx::tcgen05::{MatrixA, Scales, TensorMemory};
 use oxigemm_ptx::{MBarrier, U32};
@@ -11,14 +12,14 @@ impl<'k> Block<'k, '_> {
     pub(super) fn multiply_tiles(&self, memory: TensorMemory<'k>) {
         let (k, cfg) = (self.k, self.cfg);
         let (stages, accumulators) = (self.pipe.reader(), self.accumulators.writer());
-        self.scheduler.for_each_index(k, |_| {
+        let multiply = |group: Option<&TileKGroup<'k>>| {
             match cfg.pair {
                 true => accumulators.wait_empty_in_cluster(),
                 false => accumulators.wait_empty(),
             }
             k.tcgen05_fence_after();
             let accumulator = memory.column(accumulators.stage() * cfg.block_n);
-            k.for_(0, self.k_stages(), 1, |block| {
+            k.for_(0, self.k_stages(group), 1, |block| {
                 match cfg.pair {
                     true => self.pipe.full(stages.stage()).wait_for_cluster(stages.parity()),
                     false => stages.wait_full(),
@@ -30,7 +31,11 @@ impl<'k> Block<'k, '_> {
             });
             self.commit(self.accumulators.full(accumulators.stage()));
             accumulators.advance();
-        });
+        };
+        match self.k_groups {
+            None => self.scheduler.for_each_index(k, |_| multiply(None)),
+            Some(_) => self.for_each_tile(|tile| multiply(tile.k_group.as_ref())),
+        }
     }
 
     /// Issues the MMAs of a full stage, of which the first of a tile overwrite the accumulator.

@@ -9,7 +9,8 @@
 //! In a pair, the even CTA's MMA thread multiplies for both: each CTA has its own 128 rows of A and of the accumulator,
 //! and half of the rows of B.
 //!
-//! The tiles may be those of [groups](crate::gemm::scheduler::m_grouped), each with a B of its own. The
+//! The tiles may be those of [groups](crate::gemm::scheduler::m_grouped), each with a B of its own, or of [groups along
+//! K](crate::gemm::scheduler::k_grouped), each with a range of K and a D of its own. The
 //! [epilogue](crate::gemm::epilogue::fusion) may be fused.
 
 mod config;
@@ -25,7 +26,9 @@ use crate::gemm::operand::f16::Half;
 use crate::gemm::params::Params;
 use crate::gemm::persistent::PersistentParams;
 use crate::gemm::scheduler::TileScheduler;
+use crate::gemm::scheduler::k_grouped::{KGroups, TileKGroup};
 use crate::gemm::scheduler::m_grouped::MGroupedParams;
+use crate::gemm::scheduler::tile::TileInfo;
 use config::SharedMap;
 pub use config::{BLOCK_M, Config, THREADS};
 pub(super) use epilogue::ROWS as EPILOGUE_ROWS;
@@ -49,6 +52,7 @@ struct Block<'k, 'c> {
     map: SharedMap,
     params: Params<'k>,
     m_groups: Option<MGroupedParams<'k>>,
+    k_groups: Option<KGroups<'k>>,
     epilogue: Option<EpilogueParams<'k>>,
     grouped_epilogue: Option<GroupedEpilogueParams<'k>>,
     scheduler: TileScheduler<'k>,
@@ -66,7 +70,8 @@ struct Block<'k, 'c> {
 }
 
 /// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`, each product times the scales of its blocks where there are some,
-/// with the B of the group that row m belongs to where rows are grouped, and a fused epilogue where there is one.
+/// with the B of the group that row m belongs to where rows are grouped, and a fused epilogue where there is one; where groups
+/// are along K, `D[g,m,n] = C[g,m,n] + ` that sum over the K of group g.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm100a).threads(THREADS);
     let shape = cfg.persistent();
@@ -81,7 +86,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
 
     // Tile scheduler, pipelines and their barriers.
     let scheduler = params.scheduler(k, &shape, shared.at(map.groups));
-    let PersistentParams { gemm, m_groups, epilogue, grouped_epilogue, .. } = params;
+    let PersistentParams { gemm, m_groups, k_groups, epilogue, grouped_epilogue } = params;
     let rank = k.cluster_rank();
     let leader = if cfg.pair { rank & !1u32 } else { rank };
     let block = &Block {
@@ -89,6 +94,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         cfg,
         params: gemm,
         m_groups,
+        k_groups,
         epilogue,
         grouped_epilogue,
         scheduler,
@@ -107,7 +113,13 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let memory = block.start();
 
     // Roles.
-    block.one_thread(PRODUCER_WARP, "producer", || block.load_tiles());
+    match k_groups {
+        None => block.one_thread(PRODUCER_WARP, "producer", || block.load_tiles()),
+        // It takes a warp to make tensor maps.
+        Some(groups) => k.if_(block.warp.eq(PRODUCER_WARP), || {
+            k.role("producer", || block.load_k_grouped_tiles(groups));
+        }),
+    }
     block.one_thread(MMA_WARP, "mma", || k.if_(block.is_leader, || block.multiply_tiles(memory)));
     if cfg.scale_words() > 0 {
         k.if_(block.warp.eq(SCALE_WARP), || k.role("scales", || block.load_scales()));
@@ -182,8 +194,28 @@ impl<'k> Block<'k, '_> {
         self.shared.at(self.map.scales).at(stage * self.cfg.scale_bytes())
     }
 
-    /// Stages of K, the remainder included.
-    fn k_stages(&self) -> U32<'k> {
+    /// Runs `body` with every tile of this CTA that is computed: not with those of a group without K whose D is left as it
+    /// is.
+    fn for_each_tile(&self, body: impl FnOnce(TileInfo<'k>)) {
+        let k = self.k;
+        self.scheduler.for_each_tile(k, |tile| match (tile.k_group, self.k_groups) {
+            (Some(group), Some(groups)) => {
+                k.if_(group.k.ne(0) | groups.params.keeps_empty.eq(0), || body(tile));
+            }
+            _ => body(tile),
+        });
+    }
+
+    /// Stages of a group along K, the remainder included. Where it has no K, one of zeros.
+    fn stages_of(&self, group: &TileKGroup<'k>) -> U32<'k> {
+        group.k.max(1).div_ceil(self.cfg.operands.block_k())
+    }
+
+    /// Stages of K of a tile, the remainder included.
+    fn k_stages(&self, group: Option<&TileKGroup<'k>>) -> U32<'k> {
+        if let Some(group) = group {
+            return self.stages_of(group);
+        }
         let operands = self.cfg.operands;
         match operands.is_block_scaled() {
             false => self.params.k_blocks,

@@ -1,6 +1,7 @@
 //! Scale producer of the persistent kernel.
 
 use super::Block;
+use crate::gemm::scheduler::k_grouped::TileKGroup;
 use crate::gemm::scheduler::tile::TileView;
 use crate::gemm::sm100::scales::{BlockScales, GROUP_BYTES, LaneWords, store_words};
 use oxigemm_ptx::U32;
@@ -16,11 +17,15 @@ impl<'k> Block<'k, '_> {
         let cursor = self.pipe.writer();
         let each = 4 * cfg.scale_bytes() / GROUP_BYTES;
         let ahead = (MOST_WORDS / each).clamp(1, 4);
-        let stages = self.k_stages();
-        self.scheduler.for_each_tile(k, |tile| {
-            let view = self.scheduler.view(&self.params, &tile);
+        self.for_each_tile(|tile| {
+            let stages = self.k_stages(tile.k_group.as_ref());
+            let view = match tile.k_group {
+                // Scales of its group begin anywhere in a word.
+                Some(_) => TileView::dense(&self.params, [tile.m, tile.n], None),
+                None => self.scheduler.view(&self.params, &tile),
+            };
             k.for_(0, stages, ahead, |first| {
-                let words: Vec<_> = (0..ahead).map(|nth| self.words_of(&view, first + nth)).collect();
+                let words: Vec<_> = (0..ahead).map(|nth| self.words_of(&view, tile.k_group.as_ref(), first + nth)).collect();
                 for (nth, words) in (0..ahead).zip(words) {
                     let store = || {
                         cursor.wait_empty();
@@ -42,12 +47,21 @@ impl<'k> Block<'k, '_> {
     }
 
     /// This lane's words of a stage: for each word along K those of A, then those of B.
-    fn words_of(&self, view: &TileView<'k>, stage: U32<'k>) -> Vec<LaneWords<'k>> {
-        let (cfg, blocks) = (self.cfg, self.params.k_blocks);
+    fn words_of(
+        &self,
+        view: &TileView<'k>,
+        group: Option<&TileKGroup<'k>>,
+        stage: U32<'k>,
+    ) -> Vec<LaneWords<'k>> {
+        let cfg = self.cfg;
         let [of_a, of_b] = cfg.scaled_groups();
         let operands = cfg.operands;
-        let a = BlockScales { operands, params: view.sfa, is_b: false, blocks };
-        let b = BlockScales { operands, params: view.sfb, is_b: true, blocks };
+        let first = group.map(|group| group.first_block);
+        let blocks = group.map_or(self.params.k_blocks, |group| {
+            group.k.div_ceil(operands.scale_block.size())
+        });
+        let a = BlockScales { operands, params: view.sfa, is_b: false, first, blocks };
+        let b = BlockScales { operands, params: view.sfb, is_b: true, first, blocks };
         let mut words = Vec::new();
         for word in 0..cfg.scale_words() {
             for group in 0..of_a {

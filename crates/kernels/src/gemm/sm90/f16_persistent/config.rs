@@ -8,7 +8,7 @@ use crate::gemm::operand::gate_up::{BoxOfB, Fusion};
 use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileMessage;
-use crate::gemm::sm90::dynamic_tensor_maps::DynamicTensorMaps;
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{ConsumerTile, MATH_WARPGROUPS, THREADS};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};
@@ -97,7 +97,7 @@ impl Config {
             quantized_passes: self.quantized_passes(),
             serpentine_k: self.serpentine_k(),
             d_in_slabs: false,
-            k_ranges: KRanges::OfOneMatrix(self.operands.k_unit()),
+            k_ranges: KRanges::OfOneMatrix(self.operands.k_unit(), None),
         }
     }
 

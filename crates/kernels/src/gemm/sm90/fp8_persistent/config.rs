@@ -9,10 +9,11 @@ use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
 use crate::gemm::operand::fp8::{self, E5m2};
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::persistent::{KRanges, PersistentShape};
+use crate::gemm::scheduler::k_grouped::PITCH_UNIT;
 use crate::gemm::scheduler::dynamic::DynamicScheduler;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::stream_k::{StreamK, UNIT};
-use crate::gemm::sm90::dynamic_tensor_maps::DynamicTensorMaps;
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::sm90::scale_pipeline::{ScalePipeline, ScaleShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{
@@ -147,7 +148,7 @@ impl Config {
             quantized_passes: self.quantized_passes(),
             serpentine_k: self.serpentine_k(),
             d_in_slabs: self.d_in_slabs,
-            k_ranges: KRanges::WithScales(BLOCK_K),
+            k_ranges: KRanges::OwnMatrices(PITCH_UNIT, BLOCK_K),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::gemm::scheduler::dynamic::NextTile;
 use crate::gemm::scheduler::k_grouped::KGroups;
 use crate::gemm::scheduler::order::KOrder;
 use crate::gemm::scheduler::tile::TileInfo;
-use crate::gemm::sm90::dynamic_tensor_maps::DynamicTensorMaps;
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::sm90::multicast::MulticastLoad;
 use oxigemm_ptx::U32;
 use oxigemm_ptx::tma::Eviction;
@@ -84,7 +84,7 @@ impl<'k> Block<'k, '_> {
         self.scheduler.for_each_tile(k, |tile| {
             let Some(group) = tile.k_group else { return };
             k.if_(group.k.gt(0), || {
-                maps.set_group(&group, [p.output.rows, p.output.columns]);
+                maps.set_group(&group, [p.output.rows, p.output.columns], 1);
                 let [map_a, map_b] = maps.maps();
                 // By an elected lane: the assembler knows that it is one, and its loads take fewer instructions.
                 k.if_(k.elect(), || {

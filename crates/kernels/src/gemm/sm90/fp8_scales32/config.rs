@@ -7,6 +7,7 @@ use crate::gemm::operand::fp8::SCALE_K;
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::persistent::{KRanges, PersistentShape};
+use crate::gemm::scheduler::k_grouped::PITCH_UNIT;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileMessage;
 use crate::gemm::sm90::store_pipeline::PartShape;
@@ -99,7 +100,7 @@ impl Config {
             quantized_passes: 1,
             serpentine_k: false,
             d_in_slabs: false,
-            k_ranges: KRanges::WithScales(BLOCK_K),
+            k_ranges: KRanges::OwnMatrices(PITCH_UNIT, BLOCK_K),
         }
     }
 

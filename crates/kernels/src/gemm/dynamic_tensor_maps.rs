@@ -1,8 +1,8 @@
 //! Dynamic tensor maps of k-grouped kernels: made on the device, in memory that a block has to itself.
 //!
-//! FP8 operands of a group are matrices of their own, which differ in pitch, so a tensor map serves one group. 16-bit
-//! operands are matrices of all groups: one map serves all, but where K is no whole number of stages, the last stage of
-//! a group needs a map that ends with the group.
+//! FP8 and FP4 operands of a group may be matrices of their own, which differ in pitch, so a tensor map serves one group.
+//! Others are matrices of all groups: one map serves all, but where K is no whole number of stages, the last stage of a
+//! group needs a map that ends with the group.
 
 use crate::gemm::scheduler::k_grouped::{KGroupedParams, PITCH_UNIT, TileKGroup};
 use oxigemm_ptx::memory::AtomicOp;
@@ -10,7 +10,7 @@ use oxigemm_ptx::tma::{MapField, TensorMap};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, Kernel, Scope, Shared, U32, Var};
 
-/// Blocks that may run at a time: each has an SM to itself, and no Hopper GPU has as many.
+/// Blocks that may run at a time: each has an SM to itself, and no GPU has as many.
 const CLAIMS: u32 = 256;
 /// Groups whose maps a block keeps: more than a pipeline has stages. Every group of a block has a tile with a load, so
 /// when a slot is used again, loads by its old map are done.
@@ -83,15 +83,17 @@ impl<'k> DynamicTensorMaps<'k> {
         }
     }
 
-    /// Makes the maps those of a group's own matrices, whose K is not 0.
-    pub fn set_group(&self, group: &TileKGroup<'k>, [rows_of_a, rows_of_b]: [U32<'k>; 2]) {
+    /// Makes the maps those of a group's own matrices of bytes, whose K is not 0. A byte has so many elements.
+    pub fn set_group(&self, group: &TileKGroup<'k>, [rows_of_a, rows_of_b]: [U32<'k>; 2], elements: u32) {
         self.remake(group, || {
-            let pitch = group.k.div_ceil(PITCH_UNIT) * PITCH_UNIT;
+            let bytes = |extent: U32<'k>| if elements == 1 { extent } else { extent / elements };
+            let (depth, start) = (bytes(group.k), bytes(group.start));
+            let pitch = depth.div_ceil(PITCH_UNIT) * PITCH_UNIT;
             let rows = [rows_of_a, rows_of_b];
             for ((draft, address), rows) in self.drafts.iter().zip(self.params.operands).zip(rows) {
-                let start = address + group.start.widening_mul(rows);
+                let start = address + start.widening_mul(rows);
                 draft.replace_map_field(MapField::GlobalAddress, start);
-                draft.replace_map_field(MapField::Dim(0), group.k.to_u64());
+                draft.replace_map_field(MapField::Dim(0), depth.to_u64());
                 draft.replace_map_field(MapField::Stride(0), pitch.to_u64());
             }
         });
@@ -147,8 +149,8 @@ mod tests {
     #[test]
     fn a_block_keeps_more_maps_than_a_pipeline_has_stages() {
         use crate::gemm::GemmKernel;
-        for kernel in GemmKernel::k_grouped(crate::arch::Arch::Sm90a) {
-            assert!(*kernel.stages().end() < KEPT);
+        for kernel in crate::arch::Arch::ALL.into_iter().flat_map(GemmKernel::k_grouped) {
+            assert!(*kernel.stages().end() < KEPT, "{}", kernel.name());
         }
     }
 }
