@@ -135,6 +135,13 @@ impl OperandKind {
         OperandKind { scale_block: ScaleBlock::Of32, ..self }
     }
 
+    /// The same with both operands as they lie in memory with K first: A `[K, M]` and B `[K, N]`.
+    pub const fn with_k_first(self) -> OperandKind {
+        let a = Operand { major: Major::MN, ..self.a };
+        let b = Operand { major: Major::MN, ..self.b };
+        OperandKind { a, b, ..self }
+    }
+
     /// FP8 with 1D2D scales, where these operands are e5m2.
     pub const fn fp8_e5m2(e5m2: E5m2) -> OperandKind {
         let [a, b] = e5m2.operands();

@@ -37,6 +37,13 @@ impl MatrixMap {
         MatrixMap { dims, pitch, tile, parts: None, slabs: None }
     }
 
+    /// The map of the same operand where it is contiguous along its rows, with at most `widest` of them in a box.
+    #[must_use]
+    pub fn across(self, widest: u32) -> MatrixMap {
+        let ([columns, rows], [width, height]) = (self.dims, self.tile);
+        MatrixMap { dims: [rows, columns], tile: [height.min(widest), width], ..self }
+    }
+
     /// The same matrix `count` times, `pitch` elements apart.
     #[must_use]
     pub fn in_slabs(self, count: u32, pitch: u64) -> MatrixMap {

@@ -315,11 +315,12 @@ impl<'a> RawGemm<'a> {
             let (dims, strides) = ([groups, rows, columns], matrix.strides.map(int));
             Operand::new((name, matrix.dtype), &dims[from..], &strides[from..], (matrix.address, device))
         };
-        // FP8 operands of a k-grouped GEMM in nt are lists of all elements.
+        // FP8 and FP4 operands of a k-grouped GEMM in nt are lists of all elements.
         let packed = matches!(self.grouping, RawGrouping::KGrouped { .. }) && scaled && !a_first;
         let operand = |name, slabs: bool, rows: i64, k_first: bool, operand: &RawMatrix| match packed {
             true => {
-                let length = rows.saturating_mul(k);
+                let bytes = if operand.dtype == DType::U8 { k / 2 } else { k };
+                let length = rows.saturating_mul(bytes);
                 Operand::new((name, operand.dtype), &[length], &[1], (operand.address, device))
             }
             false => {
@@ -362,7 +363,7 @@ impl<'a> RawGemm<'a> {
                     GroupingDesc::MGrouped(rows.describe([groups, m], device))
                 }
                 RawGrouping::KGrouped { ks, ks_host, .. } => {
-                    let unit = GemmDesc::k_unit(self.layout, scaled) as usize;
+                    let unit = GemmDesc::k_unit(self.layout, self.a.dtype) as usize;
                     GroupingDesc::KGrouped(KGroupedDesc {
                         ks: Operand::new(("ks", DType::I32), &[groups], &[1], (*ks, device)),
                         ends: None,

@@ -11,7 +11,7 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 use super::pack::Packing;
 use super::unpack::Unpacking;
 use crate::check::gemm::scale_codes::Unpacked;
-use crate::check::{GemmDesc, Problem};
+use crate::check::{GemmDesc, GroupingDesc, KGroupedDesc, Problem};
 use crate::device::backend::Backend;
 use crate::error::{Error, Result};
 use crate::launch::args::Addresses;
@@ -36,11 +36,18 @@ pub(super) fn rewritten(
     codes: Option<&Unpacked>,
     problem: Problem,
 ) -> Result<(Problem, Option<RewrittenScales>)> {
-    // Operands of k-grouped GEMMs have FP32 scales on every architecture.
-    if arch == Arch::Sm100a && problem.k_groups.is_none() {
-        let Some(words) = desc.scale_words(as_f32)? else { return Ok((problem, None)) };
+    if arch == Arch::Sm100a {
+        let words = match problem.k_groups {
+            Some(_) => desc.k_grouped_scale_words(as_f32, &problem),
+            None => desc.scale_words(as_f32)?,
+        };
+        let Some(words) = words else { return Ok((problem, None)) };
         expect_loadable(desc, &problem)?;
-        let (problem, packing) = Packing::new(&problem, words)?;
+        let (mut problem, packing) = Packing::new(&problem, words)?;
+        if problem.k_groups.is_some() {
+            // Kernels read operands that begin with K as they are.
+            problem.transpose = [false; 2];
+        }
         return Ok((problem, packing.map(RewrittenScales::Packed)));
     }
     expect_f32(arch, desc, as_f32, &problem)?;
@@ -67,7 +74,16 @@ fn expect_f32(arch: Arch, desc: &GemmDesc, as_f32: &GemmDesc, problem: &Problem)
         let found = as_f32.scale_granularity()?.unwrap_or_default().map(|[_, k]| k);
         return refuse("sfa", "as many along K as those of `b`", format!("one per {found:?} of K"));
     }
-    if family.has_scales_of_32() && (is_batch || fused) {
+    if let GroupingDesc::KGrouped(KGroupedDesc { ks, ends: Some(_), .. }) = &desc.grouping
+        && problem.transpose != [false; 2]
+    {
+        return Err(Error::Shape {
+            argument: ks.name,
+            expected: format!("the K of each group, as FP8 operands in tn are transposed on {arch}"),
+            found: "the ends of groups".to_owned(),
+        });
+    }
+    if family.has_scales_of_32() && (is_batch || fused || problem.k_groups.is_some()) {
         return refuse("sfa", "one per row of `a` and 128 of K", "one per 32 of K".to_owned());
     }
     if family.is_1d1d() && (problem.groups.is_some() || fused) {

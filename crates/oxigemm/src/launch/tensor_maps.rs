@@ -1,14 +1,17 @@
 //! The tensor maps of a call, without their addresses.
 
-use oxigemm_kernels::gemm::operand::f16::Half;
+use oxigemm_kernels::gemm::operand::f16::{Half, Major};
 use oxigemm_kernels::gemm::params::ScaleLayout;
-use oxigemm_kernels::gemm::{ElementType, Launch, MatrixMap};
+use oxigemm_kernels::gemm::{ElementType, Launch, MatrixMap, Operand};
 
 use super::output::Output;
 use crate::check::Problem;
 use crate::plan::GemmShape;
 use crate::tensor::desc::ScaleStrides;
 use crate::tensor::dtype::DType;
+
+/// Bytes of the longest line of a swizzled box.
+const LINE_BYTES: u32 = 128;
 
 /// An operand that TMA copies, and so has a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +99,7 @@ impl Maps {
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, mut b] = match problem.family.as_f16() {
             None => {
-                let (a, b) = (problem.family.a.element, problem.family.b.element);
+                let (a, b) = (problem.family.a, problem.family.b);
                 [byte_map(launch.map_a(shape, a_pitch), a, b), byte_map(launch.map_b(of_b, b_pitch), b, a)]
             }
             Some(operands) => {
@@ -123,15 +126,16 @@ impl Maps {
     }
 }
 
-/// The map of a K-major operand of at most 8 bits, as of bytes. FP4, whose pitch is in bytes of two, is copied as such
-/// beside FP4; beside FP8, TMA gives each code a byte of its own.
-fn byte_map(matrix: MatrixMap, element: ElementType, other: ElementType) -> Map {
-    let (element, matrix) = match (element, other) {
+/// The map of an operand of at most 8 bits, as of bytes, with that of a K-major one. FP4, whose pitch is in bytes of two, is
+/// copied as such beside FP4; beside FP8, TMA gives each code a byte of its own.
+fn byte_map(matrix: MatrixMap, operand: Operand, other: Operand) -> Map {
+    let (element, matrix) = match (operand.element, other.element) {
         (ElementType::E2m1, ElementType::E2m1) => {
             let [k, rows] = matrix.dims;
             (MapElement::Byte, MatrixMap { dims: [k.div_ceil(2), rows], ..matrix })
         }
         (ElementType::E2m1, _) => (MapElement::PaddedFp4, MatrixMap { pitch: matrix.pitch * 2, ..matrix }),
+        _ if operand.major == Major::MN => (MapElement::Byte, matrix.across(LINE_BYTES)),
         _ => (MapElement::Byte, matrix),
     };
     Map { matrix, element, swizzled: true }

@@ -11,7 +11,7 @@ use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt};
 use crate::cast::{Quantized, ScaleFormat};
 use crate::check::gemm::tensors::epilogue::Epilogue;
 use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
-use crate::check::{BLOCK, Checked, GemmDesc, GemmLayout, Groups, KGroups, Problem};
+use crate::check::{Checked, GemmDesc, GemmLayout, Groups, KGroups, Problem};
 use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -248,10 +248,13 @@ fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, numbers: &Ten
         }
         _ => None,
     };
+    let block = problem.family.scale_block.size();
+    // FP4 has two elements to a byte.
+    let per_byte = if gemm.a.dtype() == DType::U8 { 2 } else { 1 };
     let capacity = KCapacity {
         extent: problem.k,
-        unit: GemmDesc::k_unit(gemm.layout, scales.is_some()).max(groups.alignment),
-        scales: scales.as_ref().map(|_| (groups.blocks, BLOCK)),
+        unit: GemmDesc::k_unit(gemm.layout, gemm.a.dtype()).max(groups.alignment),
+        scales: scales.as_ref().map(|_| (groups.blocks, block)),
     };
     let mut ks = numbers.to_vec::<i32>()?;
     if groups.alignment > 0 {
@@ -267,17 +270,21 @@ fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, numbers: &Ten
             Some((a, b)) => {
                 let matrix = |operand, rows: usize| {
                     let (codes, scales): &(Vec<u8>, Vec<f32>) = operand;
-                    let first = if k_first { start as usize } else { start as usize * rows };
+                    let k = k / per_byte * per_byte;
+                    let first = if k_first { start as usize } else { (start / per_byte) as usize * rows };
                     Fp8Matrix {
-                        dtype: DType::E4m3,
+                        dtype: gemm.a.dtype(),
                         codes: &codes[first..],
                         rows,
                         k: k as usize,
-                        pitch: if k_first { problem.k } else { k.next_multiple_of(PITCH_UNIT) } as usize,
+                        pitch: match k_first {
+                            true => problem.k,
+                            false => (k / per_byte).next_multiple_of(PITCH_UNIT),
+                        } as usize,
                         scales: &scales[place.first_block as usize..],
                         scale_strides: [groups.blocks as usize, 1],
                         rows_per_scale: 1,
-                        k_per_scale: BLOCK as usize,
+                        k_per_scale: block as usize,
                     }
                 };
                 fp8_gemm_nt(&matrix(a, m), &matrix(b, n), None)?

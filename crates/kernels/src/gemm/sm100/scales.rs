@@ -71,12 +71,7 @@ impl<'k> BlockScales<'k> {
 
     /// Four scales of a row from `block` of its group on, which may lie in two words; 0 behind the group's end, where the
     /// scales of another group follow.
-    fn word_of_range(
-        &self,
-        (row, exists): (U32<'k>, Pred<'k>),
-        first: U32<'k>,
-        block: U32<'k>,
-    ) -> U32<'k> {
+    fn word_of_range(&self, (row, exists): (U32<'k>, Pred<'k>), first: U32<'k>, block: U32<'k>) -> U32<'k> {
         let k = block.kernel();
         let (index, byte) = ((first + block) >> 2, (first + block) & 3);
         let load = |index: U32<'k>, exists: Pred<'k>| -> U32<'k> {

@@ -29,6 +29,9 @@ const F16_K_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
 /// Operands with scales: dense, and m-grouped.
 const SCALED: &[Tile] = &[(192, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
 const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
+/// The same, k-grouped: K-major, and as they lie in memory with K first, where a line of a tile is 128 rows.
+const SCALED_K_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
+const SCALED_K_FIRST: &[Tile] = &[(256, true, 5), (128, false, 5)];
 /// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator, and there is one only.
 const SCALED_FUSED: &[Tile] = &[(128, true, 6), (128, false, 5)];
 const SCALED_GATED: &[Tile] = &[(256, true, 5)];
@@ -134,10 +137,21 @@ fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
     persistent.chain(few_rows.flat_map(move |(fusion, rows)| split_k(operands, fusion, false, rows)))
 }
 
+/// K-grouped kernels of operands with scales: FP8 in both layouts, FP4 K-major.
+fn k_grouped_scaled() -> impl Iterator<Item = Kernel> {
+    use ElementType::{E2m1, E4m3};
+    let kind = |element, block| OperandKind::block_scaled([element; 2], ScalesOfB::Rows, block);
+    let fp8 = [ScaleBlock::Of128, ScaleBlock::Of32].map(|block| kind(E4m3, block));
+    let k_major = fp8.into_iter().chain([kind(E2m1, ScaleBlock::Of32)]);
+    let k_major = k_major.flat_map(|kind| persistent_kernels(kind, K_GROUPED, SCALED_K_GROUPED));
+    let k_first = fp8.into_iter().map(OperandKind::with_k_first);
+    k_major.chain(k_first.flat_map(|kind| persistent_kernels(kind, K_GROUPED, SCALED_K_FIRST)))
+}
+
 impl Kernel {
     /// Every kernel for Blackwell: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        Operands::all().flat_map(f16).chain(scaled().flat_map(block_scaled))
+        Operands::all().flat_map(f16).chain(scaled().flat_map(block_scaled)).chain(k_grouped_scaled())
     }
 }
 

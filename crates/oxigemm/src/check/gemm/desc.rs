@@ -11,6 +11,7 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 use crate::cast::ScaleFormat;
 use crate::tensor::desc::Operand;
+use crate::tensor::dtype::DType;
 use crate::tensor::granularity::BLOCK;
 
 /// Layout of A and B in a GEMM: `n` as they stand in `D = A·B`, `t` transposed.
@@ -197,6 +198,10 @@ pub struct HostKs {
     pub padded_end: usize,
     /// Scale blocks of all groups: 128 of K each, or what is left of a group.
     pub blocks: usize,
+    /// The same of 32 of K each.
+    pub blocks_of_32: usize,
+    /// Whether all numbers are even.
+    pub all_even: bool,
 }
 
 impl HostKs {
@@ -205,8 +210,18 @@ impl HostKs {
     pub fn new(ks: &[usize], unit: usize) -> HostKs {
         let padded = |end: usize| end.checked_next_multiple_of(unit).unwrap_or(usize::MAX);
         let end = ks.iter().filter(|k| **k > 0).fold(0usize, |end, k| padded(end).saturating_add(*k));
-        let blocks = ks.iter().fold(0usize, |sum, k| sum.saturating_add(k.div_ceil(BLOCK as usize)));
-        HostKs { groups: ks.len(), end, padded_end: padded(end), blocks }
+        let blocks = |size: usize| ks.iter().fold(0usize, |sum, k| sum.saturating_add(k.div_ceil(size)));
+        let (blocks, blocks_of_32) = (blocks(BLOCK as usize), blocks(ScaleBlock::Of32.size() as usize));
+        let all_even = ks.iter().all(|k| k % 2 == 0);
+        HostKs { groups: ks.len(), end, padded_end: padded(end), blocks, blocks_of_32, all_even }
+    }
+
+    /// Scale blocks of all groups of so many elements of K.
+    pub(super) fn blocks_of(&self, block: ScaleBlock) -> usize {
+        match block {
+            ScaleBlock::Of32 => self.blocks_of_32,
+            _ => self.blocks,
+        }
     }
 }
 
@@ -281,14 +296,17 @@ impl GemmDesc {
         }
     }
 
-    /// Alignment of the first K of a group, of the operands of a k-grouped GEMM in this layout.
+    /// Alignment of the first K of a group, of the operands of a k-grouped GEMM in this layout, of which A has such
+    /// elements.
     #[must_use]
-    pub fn k_unit(layout: GemmLayout, scaled: bool) -> u32 {
-        match (scaled, layout) {
-            (true, GemmLayout::Tn) => 1,
-            (true, _) => PITCH_UNIT,
+    pub fn k_unit(layout: GemmLayout, a: DType) -> u32 {
+        match (a, layout) {
             // Both types of 16 bits have the same.
-            (false, layout) => layout.operands(Half::Bf16).k_unit(),
+            (DType::Bf16 | DType::F16, layout) => layout.operands(Half::Bf16).k_unit(),
+            (_, GemmLayout::Tn) => 1,
+            // Two FP4 to a byte.
+            (DType::U8, _) => 2 * PITCH_UNIT,
+            _ => PITCH_UNIT,
         }
     }
 }

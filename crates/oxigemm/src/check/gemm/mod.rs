@@ -256,6 +256,7 @@ impl GemmDesc {
         if self.is_scaled() {
             let dense = self.grouping == GroupingDesc::Dense && self.epilogue.is_none();
             let types = match (&self.grouping, self.has_fp4()) {
+                (GroupingDesc::KGrouped(_), true) if self.layout == GemmLayout::Nt => &FP8_FP4[1..],
                 (GroupingDesc::KGrouped(_), _) => &FP8[..1],
                 (_, true) => &FP8_FP4[..],
                 (_, false) if dense => &FP8[..],

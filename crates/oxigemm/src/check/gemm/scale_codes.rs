@@ -8,9 +8,9 @@ use oxigemm_kernels::gemm::ScaleType;
 use oxigemm_kernels::gemm::params::ScaleBlock;
 
 use super::blocks;
-use super::desc::{GemmDesc, GroupingDesc};
+use super::desc::{GemmDesc, GroupingDesc, HostKs};
 use crate::error::{Error, Result};
-use crate::tensor::desc::{Footprint, Operand};
+use crate::tensor::desc::{Footprint, Operand, int};
 use crate::tensor::dtype::DType;
 use crate::tensor::layout::MAX_RANK;
 
@@ -113,7 +113,15 @@ impl GemmDesc {
                 // Scales of the other operand that are not packed have as many blocks, and so have the host's numbers.
                 let others = [&self.sfa, &self.sfb];
                 let other = others.into_iter().flatten().find(|other| other.dtype != DType::I32);
-                let host = groups.host.map(|host| host.blocks as i64);
+                let of_host = |host: HostKs| match block {
+                    Some(block) => host.blocks_of(block),
+                    None if self.has_fp4() => host.blocks_of_32,
+                    None if words(int(host.blocks)) != found && words(int(host.blocks_of_32)) == found => {
+                        host.blocks_of_32
+                    }
+                    None => host.blocks,
+                };
+                let host = groups.host.map(|host| int(of_host(host)));
                 host.or(other.map(|other| along_k(other, k_first))).unwrap_or(found.saturating_mul(PACKED))
             }
             _ => {

@@ -207,7 +207,7 @@ fn block_scaled(operands: [&Operand; 2], [[_, k_of_a], [rows_of_b, k_of_b]]: [[u
 }
 
 /// Scales as they were given, in the shape of the checked ones: four of a row are one word where they are packed.
-fn like(own: &Operand, checked: &Operand, several: bool) -> Operand {
+pub(super) fn like(own: &Operand, checked: &Operand, several: bool) -> Operand {
     let rank = if several { 3 } else { 2 };
     let all = if own.rank < rank { Operand { rank, dims: [1; MAX_RANK], ..*own } } else { *own };
     let mut dims = checked.dims;

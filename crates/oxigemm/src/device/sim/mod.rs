@@ -19,8 +19,8 @@ use std::thread::ThreadId;
 
 use oxigemm_cuda::TiledTensor;
 use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as GRID_BARRIER_BYTES;
-use oxigemm_kernels::gemm::scheduler::dynamic::WORKSPACE_BYTES as COUNTER_BYTES;
 use oxigemm_kernels::gemm::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
+use oxigemm_kernels::gemm::scheduler::dynamic::WORKSPACE_BYTES as COUNTER_BYTES;
 use oxigemm_kernels::{Arch, KernelId};
 use oxigemm_sim::{FaultKind, Interrupt, Launch, Machine, Module, Options, Report};
 use oxigemm_threads::{Pool, wait};

@@ -66,6 +66,52 @@ pub fn k_grouped_fp8_gemm_nt_contiguous<'a>(
     Gemm { c, grouping, ..Gemm::fp8(a, b, d) }.run(options)
 }
 
+/// k-grouped GEMM of FP4 operands (MXFP4): D\[g\] = C\[g\] + A_g·B_gᵀ, as [`k_grouped_fp8_gemm_nt_contiguous`] but for:
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `a`, `b` | all elements, contiguous: of each group `[M, K_g/2]`, `[N, K_g/2]` | u8: two e2m1 codes each | rows rounded up to 16 bytes, 32 of K |
+/// | scales | `[M, sum of ceil(K_g/32)]`, `[N, ...]` | f32, or UE8M0 | any strides; along M they are read fastest |
+///
+/// The K of each group is even; an odd one counts as one less. Hopper has no FP4.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, cast_blocks_to_fp4};
+/// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, k_grouped_fp4_gemm_nt_contiguous, random};
+///
+/// let device = Device::cpu();
+/// let (m, n, k) = (8, 24, 64); // of the second group; the first has none
+/// let cast = |seed, rows| {
+///     let values = random::normals(seed, rows * k);
+///     cast_blocks_to_fp4(&values, rows, k, [1, 32], ScaleFormat::PowerOfTwo)?.to_tensors(&device)
+/// };
+/// let ((a, sfa), (b, sfb)) = (cast(1, m)?, cast(2, n)?);
+/// let (a, b) = (a.view(&[m * k / 2])?, b.view(&[n * k / 2])?);
+/// let mut d = Tensor::zeros(DType::F32, &[2, m, n], &device)?;
+///
+/// let ks = Tensor::from_slice(&[0, k as i32], &[2], &device)?;
+/// let (a, b) = ((&a, &sfa), (&b, &sfb));
+/// k_grouped_fp4_gemm_nt_contiguous(a, b, Addend::None, &mut d, &ks, None, &GemmOptions::default())?;
+/// assert!(d.select(1)?.to_vec_f32()?.iter().any(|x| *x != 0.0));
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn k_grouped_fp4_gemm_nt_contiguous<'a>(
+    a: (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
+    c: Addend<'_>,
+    d: &mut Tensor,
+    ks: impl Into<KGroupNumbers<'a>>,
+    ks_host: Option<&[usize]>,
+    options: &GemmOptions,
+) -> Result<()> {
+    expect_type(a.0, DType::U8)?;
+    let grouping = Grouping::KGrouped { groups: ks.into(), ks_host };
+    Gemm { c, grouping, ..Gemm::fp8_fp4(a, b, d) }.run(options)
+}
+
 /// k-grouped GEMM: D\[g\] = C\[g\] + A_gᵀ·B_g, where groups share M and N and have a range of K each.
 ///
 /// | argument | shape | type | layout |

@@ -25,7 +25,8 @@ impl<'k> Block<'k, '_> {
                 None => self.scheduler.view(&self.params, &tile),
             };
             k.for_(0, stages, ahead, |first| {
-                let words: Vec<_> = (0..ahead).map(|nth| self.words_of(&view, tile.k_group.as_ref(), first + nth)).collect();
+                let words: Vec<_> =
+                    (0..ahead).map(|nth| self.words_of(&view, tile.k_group.as_ref(), first + nth)).collect();
                 for (nth, words) in (0..ahead).zip(words) {
                     let store = || {
                         cursor.wait_empty();
@@ -57,9 +58,8 @@ impl<'k> Block<'k, '_> {
         let [of_a, of_b] = cfg.scaled_groups();
         let operands = cfg.operands;
         let first = group.map(|group| group.first_block);
-        let blocks = group.map_or(self.params.k_blocks, |group| {
-            group.k.div_ceil(operands.scale_block.size())
-        });
+        let blocks =
+            group.map_or(self.params.k_blocks, |group| group.k.div_ceil(operands.scale_block.size()));
         let a = BlockScales { operands, params: view.sfa, is_b: false, first, blocks };
         let b = BlockScales { operands, params: view.sfb, is_b: true, first, blocks };
         let mut words = Vec::new();

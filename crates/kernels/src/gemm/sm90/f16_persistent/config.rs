@@ -1,6 +1,7 @@
 //! Configuration of the persistent 16-bit kernel, and its shared-memory map.
 
 use crate::common::pipeline::Pipeline;
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::epilogue::PANEL_BYTES;
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
 use crate::gemm::operand::f16::{OperandTile, Operands};
@@ -8,7 +9,6 @@ use crate::gemm::operand::gate_up::{BoxOfB, Fusion};
 use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileMessage;
-use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{ConsumerTile, MATH_WARPGROUPS, THREADS};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};

@@ -1,12 +1,12 @@
 //! Producer of the persistent 16-bit kernel: operand tiles.
 
 use super::Block;
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::operand::f16::BLOCK_K;
 use crate::gemm::scheduler::k_grouped::KGroups;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::order::KOrder;
 use crate::gemm::scheduler::tile::{TileInfo, TileMessage};
-use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::sm90::multicast::MulticastLoad;
 use oxigemm_ptx::tma::{Eviction, TensorMap};
 use oxigemm_ptx::{MBarrier, Pred, Shared, U32};

@@ -3,17 +3,17 @@
 use super::{scales_1d1d, stream_k};
 use crate::common::pipeline::Pipeline;
 use crate::common::{BLOCK_K, WARPGROUP};
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::epilogue::Panels;
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
 use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
 use crate::gemm::operand::fp8::{self, E5m2};
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::persistent::{KRanges, PersistentShape};
-use crate::gemm::scheduler::k_grouped::PITCH_UNIT;
 use crate::gemm::scheduler::dynamic::DynamicScheduler;
+use crate::gemm::scheduler::k_grouped::PITCH_UNIT;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::stream_k::{StreamK, UNIT};
-use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::sm90::scale_pipeline::{ScalePipeline, ScaleShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{

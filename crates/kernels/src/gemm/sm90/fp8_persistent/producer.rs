@@ -2,13 +2,13 @@
 
 use super::Block;
 use crate::common::BLOCK_K;
+use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::operand::fp8::scale_group_start;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::dynamic::NextTile;
 use crate::gemm::scheduler::k_grouped::KGroups;
 use crate::gemm::scheduler::order::KOrder;
 use crate::gemm::scheduler::tile::TileInfo;
-use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::sm90::multicast::MulticastLoad;
 use oxigemm_ptx::U32;
 use oxigemm_ptx::tma::Eviction;

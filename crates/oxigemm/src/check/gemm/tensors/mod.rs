@@ -134,7 +134,7 @@ impl<'a> Gemm<'a> {
                 Grouping::Summed => GroupingDesc::Summed,
                 Grouping::MGrouped(groups) => GroupingDesc::MGrouped(groups.describe()),
                 Grouping::KGrouped { groups, ks_host } => {
-                    let unit = GemmDesc::k_unit(self.layout, self.sfa.is_some()) as usize;
+                    let unit = GemmDesc::k_unit(self.layout, self.a.dtype()) as usize;
                     let (name, ends) = match groups {
                         KGroupNumbers::Ks(_) => ("ks", None),
                         KGroupNumbers::Ends { alignment, .. } => ("ends", Some(*alignment)),
