@@ -44,14 +44,11 @@ impl KernelId {
         let gemm = GemmKernel::all(arch).map(KernelId::Gemm);
         let quantize = quantize::Config::all().map(move |config| KernelId::Quantize(arch, config));
         let attention = attention::Config::all(arch).map(KernelId::Attention);
-        let hyper_connection = match arch {
-            Arch::Sm90a => Some(hyper_connection::Config::all()),
-            Arch::Sm100a => None,
-        };
+        let hyper_connection = hyper_connection::Config::all(arch).map(KernelId::HyperConnection);
         gemm.chain([KernelId::Transpose(arch)])
             .chain(quantize)
             .chain(attention)
-            .chain(hyper_connection.into_iter().flatten().map(KernelId::HyperConnection))
+            .chain(hyper_connection)
             .chain([
                 KernelId::TransposeKGrouped(arch),
                 KernelId::UnpackScales(arch),
@@ -64,7 +61,7 @@ impl KernelId {
         match self {
             KernelId::Gemm(kernel) => kernel.arch(),
             KernelId::Attention(config) => config.arch(),
-            KernelId::HyperConnection(_) => Arch::Sm90a,
+            KernelId::HyperConnection(config) => config.arch,
             KernelId::Transpose(arch)
             | KernelId::Quantize(arch, _)
             | KernelId::TransposeKGrouped(arch)

@@ -2,7 +2,7 @@
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::common::even_split::Shares;
-use oxigemm_kernels::hyper_connection::{BLOCK_K, BLOCK_M, Config, QUAD};
+use oxigemm_kernels::hyper_connection::{BLOCK_K, BLOCK_M, Config};
 
 use crate::check::{HcPrenormGemm, HcProblem};
 use crate::device::Device;
@@ -23,8 +23,8 @@ use crate::tensor::{DType, Tensor};
 /// | `d` | `[M, N]` or `[splits, M, N]` | f32 | rows of N, any pitch |
 /// | `sqr_sum` | `[M]` or `[splits, M]` | f32 | contiguous |
 ///
-/// B is rounded to TF32, 11 bits; a number that is then larger than the largest BF16 number counts as infinite. An
-/// operand that is not finite makes its row, or its column, infinite or NaN, and nothing else. Accumulators are FP32.
+/// B is rounded to TF32, 11 bits; on Hopper a number that is then larger than the largest BF16 number counts as infinite.
+/// An operand that is not finite makes its row, or its column, infinite or NaN, and nothing else. Accumulators are FP32.
 ///
 /// With splits, D and `sqr_sum` are partial results that the caller adds: split i of S takes the K blocks i, i + S, ...
 /// of 64. Without, the kernel reduces all of K, in an order that depends on the shape and on the number of SMs. The
@@ -197,13 +197,14 @@ unsafe fn run_on<B: Backend>(backend: &B, arguments: &HcPrenormGemm, options: &G
         found: format!("{} by {}", problem.m, problem.k),
     };
     let sharing = Sharing::best(&problem, sms, options.batch_invariant).ok_or_else(too_large)?;
+    let HcProblem { columns, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;
+    let config = Config { arch: limits.arch, columns };
     let stream = backend.stream(options.stream.as_ref())?;
     // Blocks that share rows reduce their accumulators there.
     let workspace = match sharing.blocks {
         1 => 0,
-        _ => backend.zeroed_workspace(stream, Config::workspace_bytes(limits.sms))?,
+        _ => backend.zeroed_workspace(stream, config.workspace_bytes(limits.sms))?,
     };
-    let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;
     let k_blocks = k.div_ceil(BLOCK_K);
     let of_splits = Shares::of(k_blocks, splits.min(k_blocks));
     let of_blocks = Shares::of(sharing.stages, sharing.blocks);
@@ -226,16 +227,16 @@ unsafe fn run_on<B: Backend>(backend: &B, arguments: &HcPrenormGemm, options: &G
         // back.
         promotion: L2Promotion::B128,
     };
-    // Rows in an order in which a thread gets neighbouring columns of D.
-    let run = config.run();
+    let tile = config.w_tile();
+    let apart = tile.interleave;
     let w = TiledTensor {
         element: Element::F32,
         rank: 3,
         address: arguments.b.address,
-        dims: [k.into(), QUAD.into(), run.into(), 1, 1],
-        strides: [u64::from(run) * b_pitch * 4, b_pitch * 4, 0, 0],
-        tile: [BLOCK_K, QUAD, run, 1, 1],
-        swizzle: Swizzle::None,
+        dims: [k.into(), (columns / apart).into(), apart.into(), 1, 1],
+        strides: [u64::from(apart) * b_pitch * 4, b_pitch * 4, 0, 0],
+        tile: [tile.k, tile.rows / apart, apart, 1, 1],
+        swizzle: if tile.is_swizzled { Swizzle::B128 } else { Swizzle::None },
         promotion: L2Promotion::B256,
     };
     let list = [
@@ -310,10 +311,17 @@ mod tests {
     #[test]
     fn blocks_have_the_same_number_of_stages() {
         let sharing = |m, k, sms, batch_invariant| {
-            let config = Config { columns: 24 };
             let (a_pitch, b_pitch) = (k, k);
-            let problem =
-                HcProblem { config, m, k: k as u32, splits: 1, a_pitch, b_pitch, d_pitch: 24, d_split: 0 };
+            let problem = HcProblem {
+                columns: 24,
+                m,
+                k: k as u32,
+                splits: 1,
+                a_pitch,
+                b_pitch,
+                d_pitch: 24,
+                d_split: 0,
+            };
             Sharing::best(&problem, sms, batch_invariant)
         };
         for (m, k, sms, groups, stages, blocks) in [

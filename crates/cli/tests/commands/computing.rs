@@ -21,8 +21,10 @@ fn hyper_connections_are_computed_checked_and_refused() {
         [&["hc", "--device", "sim", "--json"], size].concat()
     }
     for size in [&["-m", "70", "-k", "200"][..], &["-m", "5", "-n", "8", "-k", "136", "--splits", "3"]] {
-        let found = &json(&hc(size))[0];
-        assert!(found["verdict"]["right"] == true && found["us"].is_null(), "{size:?}: {found}");
+        for device in ["sim", "sim:sm_100a"] {
+            let found = &json(&[&["hc", "--device", device, "--json"], size].concat())[0];
+            assert!(found["verdict"]["right"] == true && found["us"].is_null(), "{device} {size:?}: {found}");
+        }
     }
     assert!(refused(&hc(&["-m", "5", "-n", "9", "-k", "64"])).1.contains("`b` has the wrong shape"));
     assert!(refused(&hc(&["-m", "5", "-k", "0"])).1.contains("`a` has the wrong shape"));

@@ -1,6 +1,6 @@
 //! Checks of the hyper-connection prenorm GEMM.
 
-use oxigemm_kernels::hyper_connection::{COLUMNS, Config};
+use oxigemm_kernels::hyper_connection::COLUMNS;
 
 use super::Operand;
 use crate::error::{Error, Result};
@@ -22,8 +22,8 @@ pub struct HcPrenormGemm {
 /// A checked prenorm GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HcProblem {
-    /// The kernel, which knows N.
-    pub config: Config,
+    /// Rows of B: one of [`COLUMNS`].
+    pub columns: u32,
     /// Rows of A.
     pub m: u32,
     /// Columns of A and B.
@@ -106,7 +106,7 @@ impl HcPrenormGemm {
         }
         d.expect_apart(&d_memory, sqr_sum, &squares_memory)?;
         Ok(Some(HcProblem {
-            config: Config { columns },
+            columns,
             m: m as u32,
             k: k as u32,
             splits: splits as u32,

@@ -3,9 +3,14 @@
 use crate::common::{same_bits, some_schedules};
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
-    DType, Device, GemmOptions, RawHcPrenormGemm, Sim, Tensor, random, tf32_hc_prenorm_gemm,
+    DType, Device, GemmOptions, RawHcPrenormGemm, Tensor, random, tf32_hc_prenorm_gemm,
     tf32_hc_prenorm_gemm_raw,
 };
+
+/// Simulated devices of every architecture.
+fn simulated() -> [Device; 2] {
+    ["sim", "sim:sm_100a"].map(|name| name.parse().expect("a device"))
+}
 
 struct Case {
     m: usize,
@@ -45,12 +50,14 @@ impl Case {
 
 #[test]
 fn every_number_of_columns_gives_the_reference() {
-    let sim = Device::sim();
     for (i, n) in [8, 16, 24, 32].into_iter().enumerate() {
         for (j, k) in [8, 200, 1024].into_iter().enumerate() {
             let splits = [None, Some(1), Some(3), Some(16)][(i + j) % 4];
             let case = Case { m: [1, 64, 137][(i + 2 * j) % 3], n, k, splits };
-            expect_close(&case.run(&sim), &case.run(&Device::Cpu), &format!("n={n} k={k} {splits:?}"));
+            let expected = case.run(&Device::Cpu);
+            for device in simulated() {
+                expect_close(&case.run(&device), &expected, &format!("{device}: n={n} k={k} {splits:?}"));
+            }
         }
     }
 }
@@ -59,7 +66,7 @@ fn every_number_of_columns_gives_the_reference() {
 fn splits_take_blocks_of_k_in_turn() {
     let (n, blocks, splits) = (8, 5, 2);
     let k = 64 * blocks;
-    for device in [Device::sim(), Device::Cpu] {
+    for device in simulated().into_iter().chain([Device::Cpu]) {
         let b = Tensor::from_slice(&vec![1f32; n * k], &[n, k], &device).unwrap();
         for block in 0..blocks {
             // One number that is not 0.
@@ -88,7 +95,6 @@ fn expect_close(found: &[Tensor; 2], expected: &[Tensor; 2], what: &str) {
 /// Few blocks have parts of several rows and splits each, or do not share K evenly; more splits than blocks of K are zeros.
 #[test]
 fn blocks_may_share_rows_and_splits_in_any_way() {
-    let sim = Device::sim();
     for (m, k, splits, sms) in [
         (300, 64 * 20, None, 5),
         (300, 64 * 20, Some(3), 5),
@@ -100,26 +106,33 @@ fn blocks_may_share_rows_and_splits_in_any_way() {
     ] {
         let case = Case { m, n: 8, k, splits };
         let options = GemmOptions { num_sms: Some(sms), ..GemmOptions::default() };
-        let what = format!("m={m} k={k} {splits:?}, {sms} SMs");
-        expect_close(&case.run_with(&sim, &options), &case.run(&Device::Cpu), &what);
+        let expected = case.run(&Device::Cpu);
+        for device in simulated() {
+            let what = format!("{device}: m={m} k={k} {splits:?}, {sms} SMs");
+            expect_close(&case.run_with(&device, &options), &expected, &what);
+        }
     }
 }
 
 #[test]
 fn a_row_has_the_same_bits_in_every_batch_that_asks_for_it() {
-    let sim = Device::sim();
     let options = GemmOptions { batch_invariant: true, ..GemmOptions::default() };
-    let run = |m| Case { m, n: 16, k: 64 * 20, splits: None }.run_with(&sim, &options);
-    let [few, many] = [run(3), run(137)];
-    for (few, many) in few.iter().zip(many) {
-        let few = few.to_bytes().unwrap();
-        assert_eq!(few, many.to_bytes().unwrap()[..few.len()]);
+    for device in simulated() {
+        let run = |m| Case { m, n: 16, k: 64 * 20, splits: None }.run_with(&device, &options);
+        let [few, many] = [run(3), run(137)];
+        for (few, many) in few.iter().zip(many) {
+            let few = few.to_bytes().unwrap();
+            assert_eq!(few, many.to_bytes().unwrap()[..few.len()], "{device}");
+        }
     }
 }
 
 #[test]
 fn weights_that_are_not_finite_stay_in_their_columns() {
-    let device = Device::sim();
+    simulated().iter().for_each(weights_that_are_not_finite);
+}
+
+fn weights_that_are_not_finite(device: &Device) {
     let (m, n, k) = (5, 8, 192);
     let mut weights = vec![1.0f32; n * k];
     for (column, weight) in
@@ -127,15 +140,15 @@ fn weights_that_are_not_finite_stay_in_their_columns() {
     {
         weights[column * k + 100] = weight;
     }
-    let a = Tensor::from_f32(DType::Bf16, &vec![1.0; m * k], &[m, k], &device).unwrap();
-    let b = Tensor::from_slice(&weights, &[n, k], &device).unwrap();
-    let mut d = Tensor::zeros(DType::F32, &[m, n], &device).unwrap();
-    let mut sqr_sum = Tensor::zeros(DType::F32, &[m], &device).unwrap();
+    let a = Tensor::from_f32(DType::Bf16, &vec![1.0; m * k], &[m, k], device).unwrap();
+    let b = Tensor::from_slice(&weights, &[n, k], device).unwrap();
+    let mut d = Tensor::zeros(DType::F32, &[m, n], device).unwrap();
+    let mut sqr_sum = Tensor::zeros(DType::F32, &[m], device).unwrap();
     tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, &GemmOptions::default()).unwrap();
     for row in d.to_vec_f32().unwrap().chunks(n) {
         assert_eq!(row[..2], [f32::INFINITY, f32::NEG_INFINITY]);
         assert!(row[2].is_nan(), "{row:?}");
-        assert_eq!(row[3], f32::INFINITY, "beyond the largest BF16");
+        assert_eq!(row[3], f32::INFINITY, "{device}: beyond the largest TF32");
         assert!((row[4] / 1e38 - 1.0).abs() < 1e-3, "{row:?}");
         assert_eq!(row[5..], [192.0; 3]);
     }
@@ -144,7 +157,7 @@ fn weights_that_are_not_finite_stay_in_their_columns() {
 
 #[test]
 fn no_rows_are_no_work() {
-    for device in [Device::sim(), Device::Cpu] {
+    for device in simulated().into_iter().chain([Device::Cpu]) {
         for splits in [None, Some(3)] {
             let case = Case { m: 0, n: 16, k: 200, splits };
             assert!(case.run(&device).iter().all(|tensor| tensor.is_empty()), "{device}");
@@ -161,7 +174,7 @@ fn rows_that_are_not_finite_do_not_touch_others() {
         rows[row * k + 100] = value;
     }
     let weights = random::normals(2, n * k);
-    let [found, expected] = [Device::sim(), Device::Cpu].map(|device| {
+    let compute = |device: Device| {
         let a = Tensor::from_f32(DType::Bf16, &rows, &[m, k], &device).unwrap();
         let b = Tensor::from_slice(&weights, &[n, k], &device).unwrap();
         let mut d = Tensor::zeros(DType::F32, &[m, n], &device).unwrap();
@@ -180,50 +193,68 @@ fn rows_that_are_not_finite_do_not_touch_others() {
         let others = (0..m).filter(|row| odd.iter().all(|(odd, _)| odd != row));
         let d: Vec<f32> = others.flat_map(|row| d[row * n..][..n].to_vec()).collect();
         [d, squares].map(|values| Tensor::from_slice(&values, &[values.len()], &Device::Cpu).unwrap())
-    });
-    expect_close(&found, &expected, "rows that are finite");
+    };
+    let expected = compute(Device::Cpu);
+    for device in simulated() {
+        expect_close(&compute(device), &expected, "rows that are finite");
+    }
 }
 
 /// Products of numbers with a deviation of 1 have one of the square root of K.
 #[test]
 fn sums_are_those_of_tf32_weights() {
     let case = Case { m: 16, n: 24, k: 7168, splits: None };
-    let [products, squares] = case.run(&Device::sim());
     let [exact_products, exact_squares] = case.run(&Device::Cpu);
     let worst = |found: &Tensor, exact: &Tensor, part: &dyn Fn(f32) -> f32| {
         let (found, exact) = (found.to_vec_f32().unwrap(), exact.to_vec_f32().unwrap());
         found.iter().zip(exact).map(|(found, exact)| (found - exact).abs() / part(exact)).fold(0.0, f32::max)
     };
-    let error = worst(&products, &exact_products, &|_| 7168f32.sqrt());
-    assert!(error < 2e-5, "products: {error}");
-    let error = worst(&squares, &exact_squares, &|exact| exact);
-    assert!(error < 1e-6, "squares: {error}");
+    let errors = |device: &Device, batch_invariant| {
+        let options = GemmOptions { batch_invariant, ..GemmOptions::default() };
+        let [products, squares] = case.run_with(device, &options);
+        [
+            worst(&products, &exact_products, &|_| 7168f32.sqrt()),
+            worst(&squares, &exact_squares, &|exact| exact),
+        ]
+    };
+    for device in simulated() {
+        let [products, squares] = errors(&device, false);
+        assert!(products < 2e-5, "{device}: products: {products}");
+        assert!(squares < 1e-6, "{device}: squares: {squares}");
+    }
+    // One CTA has all of K.
+    let [hopper, blackwell] = simulated().map(|device| errors(&device, true));
+    assert!(blackwell[0] <= hopper[0] && blackwell[1] <= hopper[1], "{hopper:?} {blackwell:?}");
 }
 
 #[test]
 fn no_schedule_changes_the_bits() {
     for (k, splits, num_sms) in [(64 * 40, None, None), (64 * 12, Some(2), Some(3))] {
-        let sim = Sim::new();
         let case = Case { m: 130, n: 24, k, splits };
         let options = GemmOptions { num_sms, ..GemmOptions::default() };
-        same_bits("hc", some_schedules(), &sim, |_| {
-            let device = Device::Sim(sim.clone());
-            case.run_with(&device, &options).map(|tensor| tensor.to_bytes().unwrap()).concat()
-        });
+        for device in simulated() {
+            let sim = device.as_sim().expect("a simulated one");
+            same_bits("hc", some_schedules(), sim, |_| {
+                case.run_with(&device, &options).map(|tensor| tensor.to_bytes().unwrap()).concat()
+            });
+        }
     }
 }
 
 /// Neighbours are stored together only where they are aligned.
 #[test]
 fn rows_of_d_may_begin_anywhere() {
-    let device = Device::sim();
+    simulated().iter().for_each(rows_of_d_begin_anywhere);
+}
+
+fn rows_of_d_begin_anywhere(device: &Device) {
     let (m, n, k) = (66, 24, 192);
-    let a = Tensor::from_f32(DType::Bf16, &random::normals(1, m * k), &[m, k], &device).unwrap();
-    let b = Tensor::from_slice(&random::normals(2, n * k), &[n, k], &device).unwrap();
+    let a = Tensor::from_f32(DType::Bf16, &random::normals(1, m * k), &[m, k], device).unwrap();
+    let b = Tensor::from_slice(&random::normals(2, n * k), &[n, k], device).unwrap();
     let with_gap = |gap: usize| {
-        let room = Tensor::zeros(DType::F32, &[m, n + gap], &device).unwrap();
+        let room = Tensor::zeros(DType::F32, &[m, n + gap], device).unwrap();
         let (mut d, mut squares) =
-            (room.narrow(1, gap, n).unwrap(), Tensor::zeros(DType::F32, &[m], &device).unwrap());
+            (room.narrow(1, gap, n).unwrap(), Tensor::zeros(DType::F32, &[m], device).unwrap());
         tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut squares, &GemmOptions::default()).unwrap();
         d.to_vec_f32().unwrap()
     };

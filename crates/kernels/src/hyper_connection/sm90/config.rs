@@ -4,17 +4,11 @@ use crate::common::pipeline::Pipeline;
 use crate::common::workspace_reduce::room_bytes;
 use crate::common::{WARP, WARPGROUP};
 use crate::gemm::sm90::warpgroups::{MATH_WARPGROUPS, MATH_WARPS};
+use crate::hyper_connection::{BLOCK_K, BLOCK_M, COLUMNS, WTile};
 use oxigemm_ptx::{Kernel, MBarrier, SharedLayout};
 
-/// M of a tile.
-pub const BLOCK_M: u32 = 64 * MATH_WARPGROUPS;
-/// K of a stage: 128 bytes of a row of X.
-pub const BLOCK_K: u32 = 64;
-/// Numbers of columns that there are kernels for.
-pub const COLUMNS: [u32; 4] = [8, 16, 24, 32];
-
 /// Threads that hold a row of the accumulators.
-pub const QUAD: u32 = 4;
+pub(super) const QUAD: u32 = 4;
 
 pub(super) const LINE: u32 = 128;
 /// Bytes of a row of W in a stage, in FP32 as in two lines of BF16.
@@ -28,40 +22,31 @@ pub(super) const PRODUCER: u32 = MATH_WARPS;
 /// Warps that split W into BF16 parts, behind the producer.
 pub(super) const SPLITTERS: u32 = 4;
 pub(super) const MATH_THREADS: u32 = MATH_WARPGROUPS * WARPGROUP;
-pub(super) const THREADS: u32 = MATH_THREADS + (1 + SPLITTERS) * WARP;
+/// Threads of a CTA.
+pub const THREADS: u32 = MATH_THREADS + (1 + SPLITTERS) * WARP;
 
 /// Compile-time configuration. Shapes and splits are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// N: one of [`COLUMNS`].
+    /// N: one of [`COLUMNS`](crate::hyper_connection::COLUMNS).
     pub columns: u32,
 }
 
 impl Config {
-    /// All of them.
-    pub fn all() -> impl Iterator<Item = Config> {
-        COLUMNS.into_iter().map(|columns| Config { columns })
-    }
-
-    /// Name of the kernel, unique in the registry.
-    pub fn name(&self) -> String {
-        format!("sm90_tf32_hc_prenorm_gemm_n{}", self.columns)
-    }
-
-    /// Threads of a CTA.
-    pub fn threads(&self) -> u32 {
-        THREADS
-    }
-
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(&self) -> u32 {
         SmemLayout::new(self).bytes
     }
 
-    /// Bytes of the workspace in which so many CTAs of any of the kernels reduce their accumulators: zeros at first.
+    /// See [`hyper_connection::Config::workspace_bytes`](crate::hyper_connection::Config::workspace_bytes).
     pub fn workspace_bytes(ctas: u32) -> u64 {
         let values = COLUMNS.map(|columns| Config { columns }.values());
         room_bytes(ctas, MATH_THREADS, values.into_iter().fold(0, u32::max))
+    }
+
+    /// How W is loaded: in an order of rows in which the columns of D that a thread holds are neighbours, not swizzled.
+    pub fn w_tile(&self) -> WTile {
+        WTile { k: BLOCK_K, rows: self.columns, interleave: self.run(), is_swizzled: false }
     }
 
     pub(super) fn x_bytes(&self) -> u32 {
@@ -74,7 +59,7 @@ impl Config {
 
     /// Neighbouring columns of D that a thread holds, of two rows. The accumulator layout interleaves columns over four
     /// threads, so W is loaded as `[QUAD, run, K]` with its first two dimensions exchanged.
-    pub fn run(&self) -> u32 {
+    pub(super) fn run(&self) -> u32 {
         self.columns / QUAD
     }
 

@@ -1,17 +1,19 @@
 //! Math warpgroups: MMA on both parts of W, squares of X meanwhile, and the reduction between CTAs.
 
-use super::config::{BLOCK_K, LINE, MATH_THREADS};
+use super::config::{LINE, MATH_THREADS};
 use super::cta::Cta;
 use crate::common::WARP;
-use crate::common::workspace_reduce::{Contributors, WorkspaceReduce};
+use crate::common::workspace_reduce::WorkspaceReduce;
+use crate::hyper_connection::{BLOCK_K, square};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
-use oxigemm_ptx::{Bf16x2, F32, Pred, U32, Val, Var};
+use oxigemm_ptx::{Bf16x2, F32, Pred, U32, Var};
 
 impl<'k> Cta<'k, '_> {
     /// Math warpgroup: 64 rows of every stage.
     pub fn multiply(&self) {
-        let (k, cfg, p, lane) = (self.k, self.cfg, &self.params, self.lane);
+        let (k, cfg, s, lane) = (self.k, self.cfg, &self.scheduler, self.lane);
+        let p = &s.params;
         let workspace = WorkspaceReduce {
             k,
             workspace: p.workspace,
@@ -19,21 +21,21 @@ impl<'k> Cta<'k, '_> {
             thread: self.warp * WARP + lane,
             values: cfg.values(),
         };
-        k.if_(p.sharing_ctas.gt(1), || workspace.warm(self.index));
+        k.if_(p.sharing_ctas.gt(1), || workspace.warm(s.index));
         let accumulators = k.fragment::<f32>(cfg.columns as usize);
         let squares = [(); 4].map(|()| k.var(0.0f32));
         // Eight neighbouring lanes read the same 16 bytes of eight rows, which the swizzle puts into different banks.
         let swizzled = ((lane >> 4) * 4) ^ (lane & 7);
         let parts = [0u32, 1, 2, 3].map(|part| self.square_row() * LINE + ((swizzled ^ part) << 4));
         let cursor = self.pipeline.reader();
-        let stage = k.var_from(self.begin);
+        let stage = k.var_from(s.begin);
         k.while_(
-            || stage.live().lt(self.end),
+            || stage.live().lt(s.end),
             || {
                 let first = stage.get();
-                let unit = self.unit(first);
+                let unit = s.unit(first);
                 squares.iter().for_each(|square| square.set(0.0));
-                let end = unit.end.min(self.end);
+                let end = unit.end.min(s.end);
                 k.do_while(|| {
                     cursor.wait_full();
                     self.multiply_stage(cursor.stage(), &accumulators, stage.live().ne(first));
@@ -48,19 +50,18 @@ impl<'k> Cta<'k, '_> {
                     stage.live().lt(end)
                 });
                 let values = self.values(&accumulators, &squares);
-                let is_complete = unit.begin.ge(self.begin) & unit.end.le(self.end);
+                let is_complete = unit.begin.ge(s.begin) & unit.end.le(s.end);
                 k.if_else(
                     is_complete,
                     || self.store(&unit, &values),
                     || {
-                        let (first, last) = (self.cta_of_stage(unit.begin), self.cta_of_stage(unit.end - 1));
-                        let ctas = Contributors { first, last, own: self.index };
+                        let ctas = s.contributors(&unit);
                         workspace.reduce(ctas, &values, |totals| self.store(&unit, &totals));
                     },
                 );
             },
         );
-        self.clear_splits();
+        s.clear_splits(cfg.columns, (self.warp, lane), MATH_THREADS);
     }
 
     /// Issues the MMA of a stage.
@@ -92,12 +93,5 @@ impl<'k> Cta<'k, '_> {
         let square = (a + b) + (c + d);
         let square = square + self.k.shuffle(Shuffle::Xor, square, 16u32);
         products.chain([square]).collect()
-    }
-}
-
-/// Adds the squares of eight neighbours.
-fn square<'k>(words: [Val<'k, Bf16x2>; 4], squares: &[Var<'k, f32>; 4]) {
-    for (word, square) in words.into_iter().zip(squares) {
-        word.to_f32().into_iter().for_each(|x| square.fma(x, x));
     }
 }

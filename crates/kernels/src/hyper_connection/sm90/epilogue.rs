@@ -1,15 +1,14 @@
 //! Epilogue: D and the sums of squares to global memory.
 
-use super::config::{MATH_THREADS, QUAD};
+use super::config::QUAD;
 use super::cta::Cta;
-use super::scheduler::Unit;
-use crate::common::WARP;
+use crate::hyper_connection::scheduler::Unit;
 use oxigemm_ptx::F32;
 
 impl<'k> Cta<'k, '_> {
     /// Stores the values of an output unit.
     pub fn store(&self, unit: &Unit<'k>, values: &[F32<'k>]) {
-        let (k, p, lane) = (self.k, &self.params, self.lane);
+        let (k, p, lane) = (self.k, &self.scheduler.params, self.lane);
         let (square, products) = values.split_last().expect("a thread has squares");
         let split = p.d.at(unit.split.to_u64() * p.d_split_pitch * 4u64);
         let aligned = (p.d.address() | (p.d_split_pitch * 4u64) | p.d_pitch.widening_mul(4)) & 7u64;
@@ -34,21 +33,5 @@ impl<'k> Cta<'k, '_> {
         let row = unit.row + self.square_row();
         let to = p.squares.at((unit.split.widening_mul(p.rows) + row.to_u64()) * 4u64);
         k.guard(row.lt(p.rows) & lane.lt(16), || to.store(*square));
-    }
-
-    /// Zeros for splits of D that have no K block.
-    pub fn clear_splits(&self) {
-        let (k, p) = (self.k, &self.params);
-        let ctas = k.grid_blocks(0) * k.grid_blocks(1);
-        k.for_(p.k_blocks + self.index, p.d_splits, ctas, |split| {
-            k.for_(self.warp * WARP + self.lane, p.rows, MATH_THREADS, |row| {
-                let in_d = split.to_u64() * p.d_split_pitch + row.widening_mul(p.d_pitch);
-                for column in 0..self.cfg.columns {
-                    p.d.at(in_d * 4u64).at(u64::from(column * 4)).store(0.0f32);
-                }
-                p.squares.at((split.widening_mul(p.rows) + row.to_u64()) * 4u64).store(0.0f32);
-            });
-        });
-        k.sync_warp();
     }
 }

@@ -1,7 +1,6 @@
 //! Hopper kernel of the hyper-connection pre-norm GEMM, on `wgmma`.
 //!
-//! Reading X limits it, so every CTA reads the same number of consecutive stages of 128 rows and 64 of K: see
-//! `scheduler.rs`. CTAs that have parts of the same output [reduce](crate::common::workspace_reduce) them in the
+//! CTAs that have parts of the same output [reduce](crate::common::workspace_reduce) them in the
 //! workspace.
 //!
 //! Rows of W arrive as FP32. Four warps split them in place into two BF16 parts (`w_splitter.rs`), which the tensor
@@ -13,23 +12,20 @@ mod config;
 mod consumer;
 mod cta;
 mod epilogue;
-mod params;
 mod producer;
-mod scheduler;
 mod w_splitter;
 
-pub use config::{BLOCK_K, BLOCK_M, COLUMNS, Config, QUAD};
-pub use params::Args;
+pub use config::{Config, THREADS};
 
 use crate::gemm::sm90::warpgroups::MATH_WARPS;
-use config::{PRODUCER, SPLITTERS, STAGES, THREADS};
+use config::{PRODUCER, SPLITTERS, STAGES};
 use cta::Cta;
 use oxigemm_ptx::{BuildError, Kernel, Module, Target};
 
 impl Config {
     /// Builds the kernel.
-    pub fn build(&self) -> Result<Module, BuildError> {
-        let k = Kernel::new(&self.name(), Target::Sm90a).threads(THREADS);
+    pub fn build(&self, name: &str) -> Result<Module, BuildError> {
+        let k = Kernel::new(name, Target::Sm90a).threads(THREADS);
         write(&k, self);
         k.finish()
     }
@@ -37,11 +33,11 @@ impl Config {
 
 fn write(k: &Kernel, cfg: &Config) {
     let cta = Cta::new(k, cfg);
-    let (warp, lane) = (cta.warp, cta.lane);
+    let (warp, lane, params) = (cta.warp, cta.lane, &cta.scheduler.params);
     k.if_(warp.eq(PRODUCER), || {
         k.if_(lane.eq(0), || {
-            cta.params.x.prefetch();
-            cta.params.w.prefetch();
+            params.x.prefetch();
+            params.w.prefetch();
             cta.pipeline.init(1 + SPLITTERS, MATH_WARPS);
             (0..STAGES).for_each(|stage| cta.landed(k.constant(stage)).init(1u32));
             k.fence_barrier_init();
@@ -49,7 +45,7 @@ fn write(k: &Kernel, cfg: &Config) {
         k.sync_warp();
     });
     // Only where the CTAs that share rows have no others. A division would take longer than the prefetch gains.
-    let has_one_tile = cta.params.shared_stages.eq(cta.params.k_blocks);
+    let has_one_tile = params.shared_stages.eq(params.k_blocks);
     k.if_(warp.ne(PRODUCER) & has_one_tile, || cta.prefetch());
     k.sync_threads();
     k.grid_dependency_wait();

@@ -1,16 +1,17 @@
 //! Producer: TMA loads, and the L2 prefetch before them.
 
-use super::config::{BLOCK_K, BLOCK_M, PRODUCER, W_LINES};
+use super::config::{PRODUCER, W_LINES};
 use super::cta::Cta;
 use crate::common::WARP;
 use crate::common::l2_prefetch::Rows;
 use crate::gemm::sm90::warpgroups::MATH_WARPS;
+use crate::hyper_connection::{BLOCK_K, BLOCK_M};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 
 impl<'k> Cta<'k, '_> {
     /// L2 prefetch of the first two stages: X by the math warps, W by the splitters.
     pub fn prefetch(&self) {
-        let (k, p) = (self.k, &self.params);
+        let (k, p) = (self.k, &self.scheduler.params);
         let [rows, nth] = [0, 1].map(|dimension| k.block_index(dimension));
         let first = nth * p.k_splits_per_cta;
         let x = Rows { at: p.x_rows, pitch: p.x_pitch, count: p.rows };
@@ -36,12 +37,13 @@ impl<'k> Cta<'k, '_> {
 
     /// Producer thread: TMA loads of both operands.
     pub fn load(&self) {
-        let (k, cfg, p) = (self.k, self.cfg, &self.params);
+        let (k, cfg, s) = (self.k, self.cfg, &self.scheduler);
+        let p = &s.params;
         let cursor = self.pipeline.writer();
         // X is read once.
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..LoadOptions::default() };
-        let position = self.first_position();
-        k.for_(self.begin, self.end, 1, |_| {
+        let position = s.first_position();
+        k.for_(s.begin, s.end, 1, |_| {
             cursor.wait_empty();
             let stage = cursor.stage();
             let (landed, full) = (self.landed(stage), self.pipeline.full(stage));
@@ -51,7 +53,7 @@ impl<'k> Cta<'k, '_> {
             full.arrive_expecting(cfg.x_bytes());
             p.x.load(&[column, position.row.get()], self.x(stage), full, once);
             cursor.advance();
-            self.advance(&position);
+            s.advance(&position);
         });
         k.launch_dependents();
     }

@@ -26,7 +26,7 @@ impl<'k> Cta<'k, '_> {
         });
         // Rows of the four warps at a time: a whole number of swizzle patterns.
         const ROWS: u32 = SPLITTERS * 2;
-        k.for_(self.begin, self.end, 1, |_| {
+        k.for_(self.scheduler.begin, self.scheduler.end, 1, |_| {
             let stage = cursor.stage();
             self.landed(stage).wait(cursor.parity());
             let w = self.w(stage);

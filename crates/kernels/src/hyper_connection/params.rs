@@ -1,4 +1,4 @@
-//! Parameters.
+//! Parameters, the same for every architecture.
 
 use crate::common::even_split::Shares;
 use crate::common::params::kernel_params;

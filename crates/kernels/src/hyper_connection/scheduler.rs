@@ -5,9 +5,25 @@
 //! `s + 2S` and so on. A K split is a split of D; where D has one split, it is the part of one of the CTAs that share
 //! only these rows. So where each CTA has a K split, they read neighbouring lines of memory at one time.
 
-use super::config::BLOCK_M;
-use super::cta::Cta;
-use oxigemm_ptx::{U32, Var};
+use super::BLOCK_M;
+use super::params::Params;
+use crate::common::WARP;
+use crate::common::workspace_reduce::Contributors;
+use oxigemm_ptx::{Kernel, U32, Var};
+
+/// Stages of this CTA, and of those that share rows with it.
+pub(super) struct Scheduler<'k> {
+    pub k: &'k Kernel,
+    pub params: Params<'k>,
+    /// First of the CTAs that share the same rows, and this one.
+    pub first_cta: U32<'k>,
+    pub index: U32<'k>,
+    /// Their first stage.
+    pub first_stage: U32<'k>,
+    /// Stages of this CTA: the first, and the one behind the last.
+    pub begin: U32<'k>,
+    pub end: U32<'k>,
+}
 
 /// Coordinates of a stage in X and W.
 pub(super) struct Position<'k> {
@@ -26,7 +42,17 @@ pub(super) struct Unit<'k> {
     pub end: U32<'k>,
 }
 
-impl<'k> Cta<'k, '_> {
+impl<'k> Scheduler<'k> {
+    /// Scheduler of this CTA.
+    pub fn new(k: &'k Kernel, params: Params<'k>) -> Self {
+        let [sharers, nth] = [0, 1].map(|dimension| k.block_index(dimension));
+        let first_cta = sharers * params.sharing_ctas;
+        let first_stage = sharers * params.shared_stages;
+        let [begin, end] = [nth, nth + 1].map(|nth| first_stage + params.cta_stages().begin(nth));
+        let index = first_cta + nth;
+        Scheduler { k, params, first_cta, index, first_stage, begin, end }
+    }
+
     /// Output unit of a stage.
     pub fn unit(&self, stage: U32<'k>) -> Unit<'k> {
         let p = &self.params;
@@ -38,8 +64,14 @@ impl<'k> Cta<'k, '_> {
     }
 
     /// CTA that has a stage of the shared rows.
-    pub fn cta_of_stage(&self, stage: U32<'k>) -> U32<'k> {
+    fn cta_of_stage(&self, stage: U32<'k>) -> U32<'k> {
         self.first_cta + self.params.cta_stages().part_with(stage - self.first_stage)
+    }
+
+    /// CTAs that have stages of an output unit.
+    pub fn contributors(&self, unit: &Unit<'k>) -> Contributors<'k> {
+        let (first, last) = (self.cta_of_stage(unit.begin), self.cta_of_stage(unit.end - 1));
+        Contributors { first, last, own: self.index }
     }
 
     /// Position of this CTA's first stage.
@@ -66,5 +98,21 @@ impl<'k> Cta<'k, '_> {
         row.set_if(rows_ended, row.live() + BLOCK_M);
         k_split.set_if(rows_ended, 0);
         k_block.set_if(split_ended, k_split.live());
+    }
+
+    /// Zeros for splits of D that have no K block, by so many threads of the CTA.
+    pub fn clear_splits(&self, columns: u32, (warp, lane): (U32<'k>, U32<'k>), threads: u32) {
+        let (k, p) = (self.k, &self.params);
+        let ctas = k.grid_blocks(0) * k.grid_blocks(1);
+        k.for_(p.k_blocks + self.index, p.d_splits, ctas, |split| {
+            k.for_(warp * WARP + lane, p.rows, threads, |row| {
+                let in_d = split.to_u64() * p.d_split_pitch + row.widening_mul(p.d_pitch);
+                for column in 0..columns {
+                    p.d.at(in_d * 4u64).at(u64::from(column * 4)).store(0.0f32);
+                }
+                p.squares.at((split.widening_mul(p.rows) + row.to_u64()) * 4u64).store(0.0f32);
+            });
+        });
+        k.sync_warp();
     }
 }
