@@ -93,7 +93,7 @@ pub use oxigemm_threads::set_interrupt_hook;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
     TransposedCopy, blocked_scales, dequantize, dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw,
-    gather_quantize, get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    gather_quantize, gather_quantize_in_blocks, get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, get_tma_aligned_size,
     packed_scales, quantize, quantize_by_scale, quantize_by_scale_raw, quantize_nvfp4, quantize_nvfp4_raw,
     quantize_raw, quantize_with_transpose, quantize_with_transpose_raw, rms_norm_quantize, swiglu_quantize,

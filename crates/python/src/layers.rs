@@ -36,13 +36,14 @@ fn layer_strategy(
         Some(ordinal) => settings::gpu(py, ordinal)?.clone(),
         None => settings::host(py)?,
     };
-    let strategy = recipe.runs_on(&device, &LayerOptions { nvfp4 });
+    let strategy = recipe.runs_on(&device, &LayerOptions { nvfp4, ..Default::default() });
     match strategy.map_err(|error| from_library(py, &error, &[]))? {
         Strategy::Fp8 => Ok("fp8"),
         Strategy::Fp8Scales32 => Ok("fp8-scales-32"),
         Strategy::Widen => Ok("widen"),
         Strategy::Requantize => Ok("requantize"),
         Strategy::Bf16 => Ok("bf16"),
+        Strategy::BlockScaled => Ok("block-scaled"),
     }
 }
 

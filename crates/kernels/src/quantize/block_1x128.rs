@@ -62,7 +62,10 @@ impl Config {
         let fp4 = [32, NVFP4_WIDTH].into_iter().flat_map(|width| {
             Input::ALL.map(|input| Config { input, code: Code::E2m1, width, source: Source::Plain })
         });
-        plain.chain(fp4).chain(fused)
+        // Tokens of experts whose weights have scales of 32.
+        let gather_32 =
+            Input::ALL.map(|input| Config { input, code: Code::E4m3, width: 32, source: Source::Gather });
+        plain.chain(fp4).chain(fused).chain(gather_32)
     }
 
     pub(super) fn name(&self) -> String {

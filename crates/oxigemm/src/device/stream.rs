@@ -347,6 +347,17 @@ impl Graph {
         }
     }
 
+    /// How many kernels it launches, in the simulator; a GPU does not tell.
+    #[must_use]
+    pub fn kernels(&self) -> Option<usize> {
+        match self {
+            Graph::Cuda(_) => None,
+            Graph::Sim(graph) => {
+                Some(graph.work.iter().filter(|work| matches!(work, Work::Kernel { .. })).count())
+            }
+        }
+    }
+
     /// The device it was captured on.
     #[must_use]
     pub fn device(&self) -> DeviceId {

@@ -19,6 +19,7 @@ use crate::check::gemm::tensors::groups::KGroupNumbers;
 use crate::check::gemm::tensors::{Gemm, Grouping};
 use crate::device::Stream;
 use crate::error::{Error, Result};
+use crate::launch::LaunchOptions;
 use crate::plan::{GemmConfig, KOrder};
 use crate::tensor::dtype::DType;
 
@@ -47,6 +48,13 @@ pub struct GemmOptions {
     pub raster_band: Option<u32>,
     /// Elements of K that share a scale of A, and of B, as callers know who have a recipe; shapes tell where there is none.
     pub scale_blocks: [Option<ScaleBlock>; 2],
+}
+
+/// The options of kernels before and behind a GEMM.
+impl From<&GemmOptions> for LaunchOptions {
+    fn from(options: &GemmOptions) -> LaunchOptions {
+        LaunchOptions { stream: options.stream.clone(), programmatic: options.programmatic }
+    }
 }
 
 impl Gemm<'_> {

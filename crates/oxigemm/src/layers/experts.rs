@@ -1,21 +1,16 @@
 //! The gated experts of a mixture with quantized weights.
 
 use super::Recipe;
+use super::expert_gemms::{Call, Projection, Projections, Rows};
 use super::memory::{Buffers, Part, in_one_allocation};
-use super::operand::{Conversion, Converted, Use};
+use super::operand::{Conversion, Form, Operand, Use};
 use super::recipe::LayerOptions;
 use super::weight::{QuantizedWeight, WeightScales};
-use crate::cast::ScaleFormat;
-use crate::check::gemm::tensors::Addend;
-use crate::check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
 use crate::check::gemm::tensors::groups::{GroupedRows, RowGroups};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::gemm::GemmOptions;
-use crate::gemm::names::{m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused};
-use crate::launch::LaunchOptions;
 use crate::moe::{PermutedRows, moe_permute, moe_rows, moe_unpermute};
-use crate::quantize::gather_quantize;
 use crate::tensor::{DType, Tensor};
 
 use oxigemm_kernels::gemm::epilogue::Activation;
@@ -30,7 +25,7 @@ const HALF: usize = 128;
 ///
 /// Codes, scales and biases of all experts lie in one allocation. A call is five kernels: the choices are permuted,
 /// tokens gathered and quantized, multiplied with activation, gate and quantization in the epilogue, multiplied, and the
-/// rows of each token added. The first call with more tokens than any before allocates buffers; any later one
+/// rows of each token added. (Where the tensor core applies scales, what is between the GEMMs is quantized by a sixth.) The first call with more tokens than any before allocates buffers; any later one
 /// allocates nothing and can be captured into a graph, which is replayed with other choices.
 ///
 /// Used by one stream at a time; a clone shares the weights and has buffers of its own.
@@ -62,7 +57,7 @@ pub struct QuantizedExperts {
     memory: Tensor,
     gate_up: Projection,
     down: Projection,
-    buffers: Buffers<Rows>,
+    buffers: Buffers<Room>,
     /// The choices of a token that the buffers are for.
     topk: usize,
 }
@@ -74,23 +69,14 @@ struct Dims {
     outer: usize,
 }
 
-#[derive(Clone, Debug)]
-struct Projection {
-    codes: Tensor,
-    scales: Tensor,
-    bias: Option<Tensor>,
-    conversion: Conversion,
-}
-
 /// Buffers for the rows of some tokens.
 #[derive(Debug)]
-struct Rows {
+struct Room {
     tokens: Tensor,
     groups: Tensor,
     ends: Tensor,
     places: Tensor,
-    x: [Tensor; 2],
-    hidden: [Tensor; 2],
+    rows: Rows,
     out: Tensor,
 }
 
@@ -110,8 +96,9 @@ impl QuantizedExperts {
     /// Experts with SiLU: `gate_up` is `[E, 2·I, K]`, gates first, and `down` is `[E, K, I]`. I is a multiple of 128,
     /// K of 16.
     ///
-    /// Where the scales of a recipe are finer than those of the grouped GEMMs, 128x128, the weights are converted:
-    /// MXFP4 without loss wherever [`widen_mxfp4`](super::widen_mxfp4) can, all others by rounding. See
+    /// Where the scales of a recipe are finer than those of the grouped GEMMs, 128x128 on Hopper, the weights are
+    /// converted: MXFP4 without loss wherever [`widen_mxfp4`](super::widen_mxfp4) can, all others by rounding. Where the
+    /// tensor core applies scales, FP8, MXFP8 and MXFP4 are as they are, and NVFP4 is rounded to MXFP8. See
     /// [`conversions`](Self::conversions).
     ///
     /// # Errors
@@ -166,34 +153,21 @@ impl QuantizedExperts {
         }
         let (first, first_conversion) = gate_up.convert(device, Use::Experts, options)?;
         let (second, second_conversion) = down.convert(device, Use::Experts, options)?;
-        let (Converted::Fp8 { codes: a, scales: sfa }, Converted::Fp8 { codes: b, scales: sfb }) =
-            (first, second)
-        else {
-            unreachable!("experts are converted to FP8");
-        };
-        let [sfa, sfb] = [sfa, sfb].map(|scales| DType::F32.encode(&scales));
         let [bias_a, bias_b] = biases.map(|bias| DType::F32.encode(bias.unwrap_or(&[])));
-        let scale_dims = |[groups, n, k]: [usize; 3]| [groups, n.div_ceil(128), k.div_ceil(128)];
         let bias_dims = |bias: Option<&[f32]>, n| if bias.is_some() { [experts, n] } else { [0, 0] };
-        let parts = [
-            Part { dtype: DType::E4m3, dims: &gate_up.dims, bytes: &a },
-            Part { dtype: DType::F32, dims: &scale_dims(gate_up.dims), bytes: &sfa },
-            Part { dtype: DType::F32, dims: &bias_dims(biases[0], both), bytes: &bias_a },
-            Part { dtype: DType::E4m3, dims: &down.dims, bytes: &b },
-            Part { dtype: DType::F32, dims: &scale_dims(down.dims), bytes: &sfb },
-            Part { dtype: DType::F32, dims: &bias_dims(biases[1], outer), bytes: &bias_b },
-        ];
+        let (dims_a, dims_b) = (bias_dims(biases[0], both), bias_dims(biases[1], outer));
+        let ([a, sfa], [b, sfb]) = (first.parts(), second.parts());
+        let bias_part = |dims, bytes| Part { dtype: DType::F32, dims, bytes };
+        let parts = [a, sfa, bias_part(&dims_a, &bias_a), b, sfb, bias_part(&dims_b, &bias_b)];
         let (memory, [codes, scales, bias, down_codes, down_scales, down_bias]) =
             in_one_allocation(parts, device)?;
         let gate_up = Projection {
-            codes,
-            scales,
+            operand: first.on_device(codes, scales)?,
             bias: biases[0].is_some().then_some(bias),
             conversion: first_conversion,
         };
         let down = Projection {
-            codes: down_codes,
-            scales: down_scales,
+            operand: second.on_device(down_codes, down_scales)?,
             bias: biases[1].is_some().then_some(down_bias),
             conversion: second_conversion,
         };
@@ -218,21 +192,24 @@ impl QuantizedExperts {
     pub fn bytes(&self) -> usize {
         [&self.gate_up, &self.down]
             .iter()
-            .map(|part| {
-                part.codes.len() + 4 * (part.scales.len() + part.bias.as_ref().map_or(0, Tensor::len))
-            })
+            .map(|part| part.operand.bytes() + 4 * part.bias.as_ref().map_or(0, Tensor::len))
             .sum()
     }
 
-    /// Both weights as they are multiplied, in FP8 with scales of 128x128, to be saved.
+    /// Both weights as they are multiplied, to be saved: in FP8 with scales of 128x128, or as a tensor core that applies
+    /// scales reads them.
     ///
     /// # Errors
     /// What the device reports.
     pub fn weights(&self) -> Result<[QuantizedWeight; 2]> {
         let weight = |part: &Projection| {
-            let dims = part.codes.dims().try_into().expect("three dimensions");
-            let scales = WeightScales::F32 { block: [128, 128], values: part.scales.to_vec()? };
-            QuantizedWeight::from_parts(Recipe::Fp8, dims, part.codes.to_bytes()?, scales)
+            let Operand { form, codes, scales } = &part.operand;
+            if let Form::BlockScaled(scaled) = form {
+                return scaled.read(codes, scales);
+            }
+            let dims = codes.dims().try_into().expect("three dimensions");
+            let scales = WeightScales::F32 { block: [128, 128], values: scales.to_vec()? };
+            QuantizedWeight::from_parts(Recipe::Fp8, dims, codes.to_bytes()?, scales)
         };
         Ok([weight(&self.gate_up)?, weight(&self.down)?])
     }
@@ -265,69 +242,39 @@ impl QuantizedExperts {
             self.buffers = Buffers::default();
             self.topk = topk;
         }
+        let forms = [&self.gate_up, &self.down].map(|part| part.operand.form);
         let buffers = self.buffers.for_rows(tokens, |tokens| {
             let m = moe_rows(tokens, topk, experts, ALIGNMENT);
             let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, device);
-            Ok(Rows {
+            Ok(Room {
                 tokens: new(DType::I32, &[m])?,
                 groups: new(DType::I32, &[m])?,
                 ends: new(DType::I32, &[experts])?,
                 places: new(DType::I32, &[tokens, topk])?,
-                x: [new(DType::E4m3, &[m, outer])?, new(DType::F32, &[m, outer.div_ceil(128)])?],
-                hidden: [new(DType::E4m3, &[m, inner])?, new(DType::F32, &[m, inner / 128])?],
+                rows: Rows::room_for(forms, m, [inner, outer], device)?,
                 out: new(DType::Bf16, &[m, outer])?,
             })
         })?;
         let m = moe_rows(tokens, topk, experts, ALIGNMENT);
         let rows = |tensor: &Tensor| tensor.narrow(0, 0, m);
         let (mut of_rows, mut groups) = (rows(&buffers.tokens)?, rows(&buffers.groups)?);
-        let mut places = buffers.places.narrow(0, 0, tokens)?;
-        let launch = LaunchOptions { stream: options.stream.clone(), programmatic: options.programmatic };
+        let (mut places, mut y) = (buffers.places.narrow(0, 0, tokens)?, rows(&buffers.out)?);
         let to = PermutedRows {
             tokens: &mut of_rows,
             groups: &mut groups,
             ends: &mut buffers.ends,
             places: &mut places,
         };
-        moe_permute(ids, ALIGNMENT, to, &launch)?;
-        let [mut a, mut sfa] = [rows(&buffers.x[0])?, rows(&buffers.x[1])?];
-        gather_quantize(x, &of_rows, &mut a, &mut sfa, ScaleFormat::F32, &launch)?;
-
-        let ends = GroupedRows::Ends(&buffers.ends);
-        let expected_m = Some((tokens * topk).div_ceil(experts));
-        let groups = RowGroups::Contiguous { rows: ends, alignment: ALIGNMENT, expected_m };
-        let [mut h, mut sfh] = [rows(&buffers.hidden[0])?, rows(&buffers.hidden[1])?];
-        let gated = Epilogue {
-            activation: self.activation,
-            gated: true,
-            bias: self.gate_up.bias.as_ref(),
-            ..Default::default()
+        moe_permute(ids, ALIGNMENT, to, &options.into())?;
+        let groups = RowGroups::Contiguous {
+            rows: GroupedRows::Ends(&buffers.ends),
+            alignment: ALIGNMENT,
+            expected_m: Some((tokens * topk).div_ceil(experts)),
         };
-        let d = FusedOutput::Fp8 { d: &mut h, scales: &mut sfh, format: ScaleFormat::F32 };
-        let b = (&self.gate_up.codes, &self.gate_up.scales);
-        m_grouped_fp8_gemm_nt_fused((&a, &sfa), b, Addend::None, d, groups, &gated, options)?;
-
-        let mut y = rows(&buffers.out)?;
-        let b = (&self.down.codes, &self.down.scales);
-        match &self.down.bias {
-            None => {
-                m_grouped_fp8_gemm_nt_contiguous(
-                    (&h, &sfh),
-                    b,
-                    &mut y,
-                    ends,
-                    ALIGNMENT,
-                    expected_m,
-                    options,
-                )?;
-            }
-            bias @ Some(_) => {
-                let biased = Epilogue { bias: bias.as_ref(), ..Default::default() };
-                let d = FusedOutput::Matrix(&mut y);
-                m_grouped_fp8_gemm_nt_fused((&h, &sfh), b, Addend::None, d, groups, &biased, options)?;
-            }
-        }
-        moe_unpermute(&y, &places, weights, out, &launch)
+        let weights_of =
+            Projections { gate_up: &self.gate_up, down: &self.down, activation: self.activation };
+        buffers.rows.run(x, m, &weights_of, &mut y, &Call { tokens: &of_rows, groups, options })?;
+        moe_unpermute(&y, &places, weights, out, &options.into())
     }
 
     /// Tokens, and choices of each.

@@ -1,7 +1,8 @@
 //! A linear layer with quantized weights.
 
+use super::activations::QuantizedRows;
 use super::memory::{Buffers, Part, in_one_allocation};
-use super::operand::{Conversion, Converted, Use};
+use super::operand::{BlockScaled, Conversion, Form, Operand, Use};
 use super::recipe::{LayerOptions, Recipe};
 use super::weight::{MX_BLOCK, QuantizedWeight, WeightScales};
 use crate::cast::ScaleFormat;
@@ -12,17 +13,18 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::gemm::GemmOptions;
 use crate::gemm::names::{bf16_gemm_nt_fused, fp8_gemm_nt, fp8_gemm_nt_fused};
-use crate::launch::LaunchOptions;
 use crate::quantize::{quantize, tma_aligned_scales};
 use crate::tensor::{DType, Element, Tensor};
+
+use oxigemm_kernels::gemm::params::ScaleBlock;
 
 /// Rows of FP8 operands begin at multiples of so many bytes, as TMA needs it.
 const PITCH: usize = 16;
 
 /// `out = x · Wᵀ + bias` with quantized weights.
 ///
-/// Codes, scales and bias lie in one allocation, as the kernels read them. A call is two kernels: one quantizes `x`, the
-/// other multiplies and adds the bias. (Weights in BF16 need the second only.) The first call with more rows than any
+/// Codes, scales and bias lie in one allocation, as the kernels read them. A call is two kernels: one quantizes `x`, with
+/// scales where the other reads them; that one multiplies and adds the bias. (Weights in BF16 need the second only.) The first call with more rows than any
 /// before allocates buffers of activations; any later one allocates nothing and can be captured into a graph.
 ///
 /// A layer is used by one stream at a time, as it keeps its buffers. A clone shares the weights and has buffers of its
@@ -36,13 +38,9 @@ pub struct QuantizedLinear {
     memory: Tensor,
     operand: Operand,
     bias: Option<Bias>,
+    /// `[1]`: the scale of all activations of NVFP4.
+    input_scale: Tensor,
     buffers: Buffers<Activations>,
-}
-
-#[derive(Clone, Debug)]
-enum Operand {
-    Fp8 { codes: Tensor, scales: Tensor },
-    Bf16 { values: Tensor, alpha: f32 },
 }
 
 /// `[N]` in both types: an epilogue adds f32, an addend has the type of D.
@@ -54,9 +52,11 @@ struct Bias {
 
 /// Quantized rows.
 #[derive(Debug)]
-struct Activations {
-    codes: Tensor,
-    scales: Tensor,
+enum Activations {
+    /// With f32 scales.
+    Fp8 { codes: Tensor, scales: Tensor },
+    /// With words of scales.
+    BlockScaled(QuantizedRows),
 }
 
 impl Clone for QuantizedLinear {
@@ -65,6 +65,7 @@ impl Clone for QuantizedLinear {
             memory: self.memory.clone(),
             operand: self.operand.clone(),
             bias: self.bias.clone(),
+            input_scale: self.input_scale.clone(),
             buffers: Buffers::default(),
             ..*self
         }
@@ -98,35 +99,36 @@ impl QuantizedLinear {
                 found: format!("{} numbers", bias.map_or(0, <[f32]>::len)),
             });
         }
-        let (converted, conversion) = weight.convert(device, Use::Linear, options)?;
+        let input_scale = options.input_scale.unwrap_or(1.0);
+        if !(input_scale.is_normal() && input_scale > 0.0) {
+            return Err(Error::Shape {
+                argument: "input_scale",
+                expected: "a positive number that is not subnormal".to_owned(),
+                found: input_scale.to_string(),
+            });
+        }
+        let (mut converted, conversion) = weight.convert(device, Use::Linear, options)?;
+        if let Form::BlockScaled(scaled) = &mut converted.form
+            && scaled.block == ScaleBlock::Of16
+        {
+            scaled.alpha *= input_scale;
+        }
         let numbers = bias.unwrap_or(&[]);
         let (wide, narrow) = (DType::F32.encode(numbers), DType::Bf16.encode(numbers));
-        let count = [numbers.len()];
-        let [down, across] = conversion.block;
-        let scale_dims = [n.div_ceil(down.max(1)), k.div_ceil(across.max(1))];
-        let encoded;
-        let (dtype, values, scales) = match &converted {
-            Converted::Fp8 { codes, scales } => {
-                encoded = DType::F32.encode(scales);
-                (DType::E4m3, codes, Part { dtype: DType::F32, dims: &scale_dims, bytes: &encoded })
-            }
-            Converted::Bf16 { values, .. } => {
-                (DType::Bf16, values, Part { dtype: DType::F32, dims: &[0], bytes: &[] })
-            }
-        };
+        let (count, input_scale) = ([numbers.len()], DType::F32.encode(&[input_scale]));
+        let [codes, scales] = converted.parts();
         let parts = [
-            Part { dtype, dims: &[n, k], bytes: values },
+            codes,
             scales,
             Part { dtype: DType::F32, dims: &count, bytes: &wide },
             Part { dtype: DType::Bf16, dims: &count, bytes: &narrow },
+            Part { dtype: DType::F32, dims: &[1], bytes: &input_scale },
         ];
-        let (memory, [values, scales, wide, narrow]) = in_one_allocation(parts, device)?;
-        let operand = match converted {
-            Converted::Fp8 { .. } => Operand::Fp8 { codes: values, scales },
-            Converted::Bf16 { alpha, .. } => Operand::Bf16 { values, alpha },
-        };
+        let (memory, [codes, scales, wide, narrow, input_scale]) = in_one_allocation(parts, device)?;
+        let operand = converted.on_device(codes, scales)?;
         let bias = bias.is_some().then_some(Bias { f32: wide, bf16: narrow });
-        Ok(QuantizedLinear { dims: [n, k], conversion, memory, operand, bias, buffers: Buffers::default() })
+        let buffers = Buffers::default();
+        Ok(QuantizedLinear { dims: [n, k], conversion, memory, operand, bias, input_scale, buffers })
     }
 
     /// Quantizes `[N, K]` values, row-major, and makes a layer of them.
@@ -138,6 +140,7 @@ impl QuantizedLinear {
     /// use oxigemm::layers::{LayerOptions, QuantizedLinear, Recipe};
     /// use oxigemm::{Device, bf16};
     ///
+    /// // On Hopper and the CPU this is FP8 with scales of 128x128, on Blackwell MXFP8.
     /// let (device, weights) = (Device::cpu(), vec![bf16::ONE; 256 * 128]);
     /// let recipe = Recipe::for_device(&device)?;
     /// let options = LayerOptions::default();
@@ -153,7 +156,9 @@ impl QuantizedLinear {
         device: &Device,
         options: &LayerOptions,
     ) -> Result<QuantizedLinear> {
-        QuantizedLinear::new(&QuantizedWeight::quantize(values, [1, n, k], recipe)?, bias, device, options)
+        let format = recipe.scale_format(device)?;
+        let weight = QuantizedWeight::quantize_in(values, [1, n, k], recipe, format)?;
+        QuantizedLinear::new(&weight, bias, device, options)
     }
 
     /// N and K.
@@ -177,11 +182,7 @@ impl QuantizedLinear {
     /// Bytes of codes, scales and bias, without the gaps between them.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let weights = match &self.operand {
-            Operand::Fp8 { codes, scales } => codes.len() + 4 * scales.len(),
-            Operand::Bf16 { values, .. } => 2 * values.len(),
-        };
-        weights + self.bias.as_ref().map_or(0, |bias| 6 * bias.f32.len())
+        self.operand.bytes() + self.bias.as_ref().map_or(0, |bias| 6 * bias.f32.len())
     }
 
     /// The weights as they are multiplied, to be saved. Those in BF16 have no codes any more: save what they were made
@@ -190,23 +191,35 @@ impl QuantizedLinear {
     /// # Errors
     /// [`Error::DType`] for a layer in BF16, and what the device reports.
     pub fn weight(&self) -> Result<QuantizedWeight> {
-        let Operand::Fp8 { codes, scales } = &self.operand else {
-            return Err(Error::DType {
+        let (Operand { form, codes, scales }, [n, k]) = (&self.operand, self.dims);
+        match form {
+            Form::Bf16 { .. } => Err(Error::DType {
                 argument: "layer",
-                expected: "weights in FP8".to_owned(),
+                expected: "weights in FP8 or FP4".to_owned(),
                 found: "weights in BF16".to_owned(),
-            });
-        };
-        let ([n, k], block, values) = (self.dims, self.conversion.block, scales.to_vec::<f32>()?);
-        let (recipe, scales) = match block[1] {
-            MX_BLOCK => {
-                let exponent = |scale: &f32| if scale.is_nan() { 255 } else { (scale.to_bits() >> 23) as u8 };
-                let values = values.iter().map(exponent).collect();
-                (Recipe::Mxfp8, WeightScales::E8m0 { block, values })
+            }),
+            Form::BlockScaled(scaled) => {
+                let own = match scaled.block {
+                    // The other factor is that of the activations.
+                    ScaleBlock::Of16 => scaled.alpha / self.input_scale.to_vec_f32()?[0],
+                    _ => scaled.alpha,
+                };
+                BlockScaled { alpha: own, ..*scaled }.read(codes, scales)
             }
-            _ => (Recipe::Fp8, WeightScales::F32 { block, values }),
-        };
-        QuantizedWeight::from_parts(recipe, [1, n, k], codes.to_bytes()?, scales)
+            Form::Fp8 => {
+                let (block, values) = (self.conversion.block, scales.to_vec::<f32>()?);
+                let (recipe, scales) = match block[1] {
+                    MX_BLOCK => {
+                        let exponent =
+                            |scale: &f32| if scale.is_nan() { 255 } else { (scale.to_bits() >> 23) as u8 };
+                        let values = values.iter().map(exponent).collect();
+                        (Recipe::Mxfp8, WeightScales::E8m0 { block, values })
+                    }
+                    _ => (Recipe::Fp8, WeightScales::F32 { block, values }),
+                };
+                QuantizedWeight::from_parts(recipe, [1, n, k], codes.to_bytes()?, scales)
+            }
+        }
     }
 
     /// `out = x · Wᵀ + bias`, in the stream of the options.
@@ -223,29 +236,55 @@ impl QuantizedLinear {
         if m == 0 {
             return Ok(());
         }
-        let fused = self.bias.as_ref().map(|bias| &bias.f32);
-        let (codes, scales) = match &self.operand {
-            Operand::Bf16 { values, alpha } => {
-                let epilogue = Epilogue { alpha: *alpha, bias: fused, ..Default::default() };
+        let Operand { form, codes, scales } = &self.operand;
+        let (codes, scales) = (codes.select(0)?, scales.select(0)?);
+        match *form {
+            Form::Bf16 { alpha } => {
+                let bias = self.bias.as_ref().map(|bias| &bias.f32);
+                let epilogue = Epilogue { alpha, bias, ..Default::default() };
                 let d = FusedOutput::Matrix(out);
-                return bf16_gemm_nt_fused(x, values, Addend::None, d, &epilogue, options);
+                bf16_gemm_nt_fused(x, &codes, Addend::None, d, &epilogue, options)
             }
-            Operand::Fp8 { codes, scales } => (codes, scales),
-        };
+            Form::Fp8 => self.forward_in_fp8(x, (&codes, &scales), m, out, options),
+            Form::BlockScaled(scaled) => {
+                let device = self.memory.device();
+                let buffers = self
+                    .buffers
+                    .for_rows(m, |rows| scaled.room_for(rows, device).map(Activations::BlockScaled))?;
+                let Activations::BlockScaled(rows) = buffers else { unreachable!("made above") };
+                let mut a = rows.narrow(m)?;
+                scaled.quantize(x, &mut a, Some(&self.input_scale), &options.into())?;
+                let bias = self.bias.as_ref().map(|bias| &bias.f32);
+                let epilogue = Epilogue { alpha: scaled.alpha, bias, ..Default::default() };
+                let gemm = scaled.gemm(&a, (&codes, &scales), out);
+                let plain = bias.is_none() && scaled.alpha == 1.0;
+                if plain { gemm } else { gemm.fused(&epilogue, None) }.run(options)
+            }
+        }
+    }
+
+    /// With f32 scales, which kernels multiply sums with.
+    fn forward_in_fp8(
+        &mut self,
+        x: &Tensor,
+        b: (&Tensor, &Tensor),
+        m: usize,
+        out: &mut Tensor,
+        options: &GemmOptions,
+    ) -> Result<()> {
         let ([_, k], [down, across]) = (self.dims, self.conversion.block);
         let device = self.memory.device();
         let buffers = self.buffers.for_rows(m, |rows| {
-            Ok(Activations {
+            Ok(Activations::Fp8 {
                 codes: Tensor::empty(DType::E4m3, &[rows, k], device)?,
                 scales: tma_aligned_scales(rows, k.div_ceil(across), device)?,
             })
         })?;
-        let mut a = buffers.codes.narrow(0, 0, m)?;
-        let mut sfa = buffers.scales.narrow(0, 0, m)?;
+        let Activations::Fp8 { codes, scales } = buffers else { unreachable!("made above") };
+        let (mut a, mut sfa) = (codes.narrow(0, 0, m)?, scales.narrow(0, 0, m)?);
         let granularity = if across == MX_BLOCK { Granularity::PerGroup32 } else { Granularity::PerToken };
-        let launch = LaunchOptions { stream: options.stream.clone(), programmatic: options.programmatic };
-        quantize(x, &mut a, &mut sfa, granularity, ScaleFormat::F32, &launch)?;
-        let (a, b) = ((&a, &sfa), (codes, scales));
+        quantize(x, &mut a, &mut sfa, granularity, ScaleFormat::F32, &options.into())?;
+        let a = (&a, &sfa);
         match &self.bias {
             None => fp8_gemm_nt(a, b, Addend::None, out, options),
             Some(bias) if down == 128 => {
@@ -263,9 +302,9 @@ impl QuantizedLinear {
     /// The rows of `x`.
     fn check(&self, x: &Tensor, out: &Tensor) -> Result<usize> {
         let [n, k] = self.dims;
-        let types: &[DType] = match self.operand {
-            Operand::Fp8 { .. } => &[DType::Bf16, DType::F16, DType::F32],
-            Operand::Bf16 { .. } => &[DType::Bf16],
+        let types: &[DType] = match self.operand.form {
+            Form::Fp8 | Form::BlockScaled(_) => &[DType::Bf16, DType::F16, DType::F32],
+            Form::Bf16 { .. } => &[DType::Bf16],
         };
         let (own, x_is) = (self.memory.describe("layer"), x.describe("x"));
         let out_is = out.describe("out");

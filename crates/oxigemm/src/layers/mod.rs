@@ -32,7 +32,10 @@
 //! # Ok::<(), oxigemm::Error>(())
 //! ```
 
+mod activations;
+mod block_scaled;
 pub mod checkpoint;
+mod expert_gemms;
 mod experts;
 mod linear;
 mod memory;

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::memory::Part;
 use super::recipe::{LayerOptions, Recipe, Strategy};
 use super::weight::{MX_BLOCK, QuantizedWeight, WeightScales};
 use super::widen::widen_mxfp4;
@@ -9,8 +10,10 @@ use crate::cast::{Blocks, ScaleFormat, decode_e2m1};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::parallel::THREADS;
-use crate::tensor::DType;
 use crate::tensor::dtype::E4M3_VALUES;
+use crate::tensor::{DType, Tensor};
+
+use oxigemm_kernels::gemm::params::ScaleBlock;
 
 const BLOCK: [usize; 2] = [128, 128];
 
@@ -36,12 +39,73 @@ pub(crate) enum Use {
     Experts,
 }
 
-/// Weights as the kernels read them, still on the host.
-pub(crate) enum Converted {
-    /// e4m3 and f32 scales.
-    Fp8 { codes: Vec<u8>, scales: Vec<f32> },
-    /// BF16, as little-endian bytes, to be multiplied by a factor.
-    Bf16 { values: Vec<u8>, alpha: f32 },
+/// How a GEMM reads weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    /// e4m3 with f32 scales.
+    Fp8,
+    /// BF16, to be multiplied by a factor.
+    Bf16 { alpha: f32 },
+    /// Scales in words, which the tensor core applies.
+    BlockScaled(BlockScaled),
+}
+
+/// Weights whose scales the tensor core applies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockScaled {
+    /// Elements of K that share a scale.
+    pub block: ScaleBlock,
+    /// Rows that share a scale.
+    pub down: usize,
+    /// K, and K with the zeros behind it that make rows TMA can load.
+    pub k: usize,
+    pub padded: usize,
+    /// Rows of scales of a matrix.
+    pub rows: usize,
+    /// A factor of all products.
+    pub alpha: f32,
+}
+
+/// Weights as the kernels read them, still on the host: types, dimensions and bytes.
+pub(crate) struct Converted {
+    pub form: Form,
+    /// `[G, N, K]`.
+    pub codes: (DType, [usize; 3], Vec<u8>),
+    /// `[G, rows, columns]`, or words `[G, columns, rows]`; nothing for BF16.
+    pub scales: (DType, [usize; 3], Vec<u8>),
+}
+
+/// Weights as the kernels read them, on a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Operand {
+    pub form: Form,
+    /// `[G, N, K]`.
+    pub codes: Tensor,
+    /// `[G, rows, columns]`, or words of four columns.
+    pub scales: Tensor,
+}
+
+impl Converted {
+    /// What goes into the allocation of a layer.
+    pub fn parts(&self) -> [Part<'_>; 2] {
+        [&self.codes, &self.scales].map(|(dtype, dims, bytes)| Part { dtype: *dtype, dims, bytes })
+    }
+
+    /// The operand that consists of these parts.
+    pub fn on_device(&self, codes: Tensor, scales: Tensor) -> Result<Operand> {
+        let scales = match self.form {
+            Form::BlockScaled(scaled) => scales.transpose(1, 2)?.narrow(1, 0, scaled.rows)?,
+            Form::Fp8 | Form::Bf16 { .. } => scales,
+        };
+        Ok(Operand { form: self.form, codes, scales })
+    }
+}
+
+impl Operand {
+    /// Bytes of codes and scales, without the gaps between them.
+    pub fn bytes(&self) -> usize {
+        [&self.codes, &self.scales].map(|part| part.len() * part.dtype().size()).iter().sum()
+    }
 }
 
 impl QuantizedWeight {
@@ -70,15 +134,31 @@ impl QuantizedWeight {
                     _ => self.error_of(&wide.codes, &wide.scales, block),
                 };
                 let report = self.report(strategy, block, wide.changed, error);
-                Ok((Converted::Fp8 { codes: wide.codes, scales: wide.scales }, report))
+                Ok((self.fp8(wide.codes, &wide.scales, block), report))
             }
             Strategy::Requantize => Ok(self.requantize()),
+            Strategy::BlockScaled => {
+                let (converted, changed, error) = self.block_scaled(purpose);
+                let Form::BlockScaled(scaled) = converted.form else { unreachable!("it has scales") };
+                let block = [scaled.down, scaled.block.size() as usize];
+                Ok((converted, self.report(strategy, block, changed, error)))
+            }
             Strategy::Bf16 if purpose == Use::Linear => self.to_bf16(),
             Strategy::Bf16 => Err(Error::DType {
                 argument: "weight",
                 expected: "weights that run in FP8, as experts do: `Nvfp4Weights::Requantize`".to_owned(),
                 found: "`Nvfp4Weights::Bf16`".to_owned(),
             }),
+        }
+    }
+
+    fn fp8(&self, codes: Vec<u8>, scales: &[f32], [down, across]: [usize; 2]) -> Converted {
+        let [groups, n, k] = self.dims;
+        let dims = [groups, n.div_ceil(down), k.div_ceil(across)];
+        Converted {
+            form: Form::Fp8,
+            codes: (DType::E4m3, self.dims, codes),
+            scales: (DType::F32, dims, DType::F32.encode(scales)),
         }
     }
 
@@ -113,7 +193,7 @@ impl QuantizedWeight {
                 }
             }
         }
-        Converted::Fp8 { codes: self.codes.clone(), scales }
+        self.fp8(self.codes.clone(), &scales, [rows, columns])
     }
 
     fn requantize(&self) -> (Converted, Conversion) {
@@ -130,7 +210,7 @@ impl QuantizedWeight {
             f64::from(E4M3_VALUES[usize::from(codes[(group * n + row) * k + column])]) * f64::from(scales[at])
         });
         let report = self.report(Strategy::Requantize, BLOCK, changed, error);
-        (Converted::Fp8 { codes, scales }, report)
+        (self.fp8(codes, &scales, BLOCK), report)
     }
 
     fn error_of(&self, codes: &[u8], scales: &[f32], [down, across]: [usize; 2]) -> f64 {
@@ -143,7 +223,7 @@ impl QuantizedWeight {
     }
 
     /// How many values others differ from these, and by how much.
-    fn difference(&self, other: impl Fn(usize, usize, usize) -> f64 + Sync) -> (usize, f64) {
+    pub(super) fn difference(&self, other: impl Fn(usize, usize, usize) -> f64 + Sync) -> (usize, f64) {
         let [groups, n, k] = self.dims;
         let row = |row: usize| {
             let mut sums = (0usize, 0.0, 0.0);
@@ -177,7 +257,11 @@ impl QuantizedWeight {
             code * E4M3_VALUES[usize::from(scales[at / k * blocks + at % k / 16])]
         };
         let values: Vec<f32> = (0..n * k).map(scaled).collect();
-        let converted = Converted::Bf16 { values: DType::Bf16.encode(&values), alpha: tensor[0] };
+        let converted = Converted {
+            form: Form::Bf16 { alpha: tensor[0] },
+            codes: (DType::Bf16, self.dims, DType::Bf16.encode(&values)),
+            scales: (DType::F32, [1, 0, 0], Vec::new()),
+        };
         Ok((converted, self.report(Strategy::Bf16, [n, k], 0, 0.0)))
     }
 }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use oxigemm_kernels::Arch;
 
+use crate::cast::ScaleFormat;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -30,21 +31,27 @@ pub enum Recipe {
     Nvfp4,
 }
 
-/// How NVFP4 weights run where the tensor core does not multiply them.
+/// What NVFP4 weights are multiplied as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Nvfp4Weights {
-    /// As FP8 with scales of 128x128. Values are rounded again: see [`Conversion`](super::Conversion).
+    /// As they are, by activations that are quantized to NVFP4 as well, where the tensor core does so. Elsewhere as FP8
+    /// with scales of 128x128, and values are rounded again: see [`Conversion`](super::Conversion).
     #[default]
     Requantize,
-    /// As BF16, which holds each code by its scale exactly: twice the memory of FP8, and no loss.
+    /// As BF16, which holds each code by its scale exactly, and activations are not quantized: twice the memory of FP8,
+    /// and no loss.
     Bf16,
 }
 
 /// Choices of a layer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerOptions {
     /// What becomes of NVFP4.
     pub nvfp4: Nvfp4Weights,
+    /// The scale of all activations of a layer where they are quantized to NVFP4, as calibration gives it: the largest
+    /// magnitude by 2688. 1 where there is none; magnitudes beyond 2688 of it saturate. See
+    /// [`Checkpoint::input_scale`](super::checkpoint::Checkpoint::input_scale).
+    pub input_scale: Option<f32>,
 }
 
 /// How a device multiplies weights of a recipe: see [`Recipe::runs_on`].
@@ -61,6 +68,8 @@ pub enum Strategy {
     Requantize,
     /// BF16.
     Bf16,
+    /// Codes as they are, with scales that the tensor core applies: of 1x16, 1x32, 1x128 or 128x128.
+    BlockScaled,
 }
 
 impl Recipe {
@@ -92,7 +101,12 @@ impl Recipe {
     /// # Errors
     /// As [`runs_on`](Self::runs_on).
     pub fn for_device(device: &Device) -> Result<Recipe> {
-        Recipe::Fp8.runs_on(device, &LayerOptions::default()).map(|_| Recipe::Fp8)
+        let options = LayerOptions::default();
+        // Scales of 32 cost the tensor core nothing where it applies them.
+        match Recipe::Mxfp8.runs_on(device, &options)? {
+            Strategy::BlockScaled => Ok(Recipe::Mxfp8),
+            _ => Recipe::Fp8.runs_on(device, &options).map(|_| Recipe::Fp8),
+        }
     }
 
     /// How a device multiplies weights of this recipe. This is the one place that knows: the native kernels of another
@@ -105,26 +119,35 @@ impl Recipe {
     /// use oxigemm::Device;
     /// use oxigemm::layers::{LayerOptions, Recipe, Strategy};
     ///
-    /// let hopper = Device::sim();
-    /// assert_eq!(Recipe::Mxfp4.runs_on(&hopper, &LayerOptions::default())?, Strategy::Widen);
+    /// let (hopper, blackwell): (Device, Device) = (Device::sim(), "sim:sm_100a".parse()?);
+    /// let options = LayerOptions::default();
+    /// assert_eq!(Recipe::Mxfp4.runs_on(&hopper, &options)?, Strategy::Widen);
+    /// assert_eq!(Recipe::Mxfp4.runs_on(&blackwell, &options)?, Strategy::BlockScaled);
     /// # Ok::<(), oxigemm::Error>(())
     /// ```
     pub fn runs_on(self, device: &Device, options: &LayerOptions) -> Result<Strategy> {
-        match device.limits().map(|limits| limits.arch) {
+        Ok(match (device.limits().map(|limits| limits.arch), self, options.nvfp4) {
+            (_, Recipe::Nvfp4, Nvfp4Weights::Bf16) => Strategy::Bf16,
+            (Some(Arch::Sm100a), ..) => Strategy::BlockScaled,
             // The CPU computes what Hopper does.
-            None | Some(Arch::Sm90a) => Ok(match (self, options.nvfp4) {
-                (Recipe::Fp8, _) => Strategy::Fp8,
-                (Recipe::Mxfp8, _) => Strategy::Fp8Scales32,
-                (Recipe::Mxfp4, _) => Strategy::Widen,
-                (Recipe::Nvfp4, Nvfp4Weights::Requantize) => Strategy::Requantize,
-                (Recipe::Nvfp4, Nvfp4Weights::Bf16) => Strategy::Bf16,
-            }),
-            Some(arch @ Arch::Sm100a) => Err(Error::Device {
-                argument: "device",
-                expected: format!("sm_90a or the CPU, which have kernels for layers of {self} weights"),
-                found: arch.to_string(),
-            }),
-        }
+            (None | Some(Arch::Sm90a), Recipe::Fp8, _) => Strategy::Fp8,
+            (None | Some(Arch::Sm90a), Recipe::Mxfp8, _) => Strategy::Fp8Scales32,
+            (None | Some(Arch::Sm90a), Recipe::Mxfp4, _) => Strategy::Widen,
+            (None | Some(Arch::Sm90a), Recipe::Nvfp4, _) => Strategy::Requantize,
+        })
+    }
+
+    /// The scales that numbers are quantized with for a device: powers of two where its tensor core has no others.
+    ///
+    /// # Errors
+    /// As [`runs_on`](Self::runs_on).
+    pub fn scale_format(self, device: &Device) -> Result<ScaleFormat> {
+        Ok(match (self, self.runs_on(device, &LayerOptions::default())?) {
+            (Recipe::Fp8, Strategy::BlockScaled) | (Recipe::Mxfp8 | Recipe::Mxfp4, _) => {
+                ScaleFormat::PowerOfTwo
+            }
+            _ => ScaleFormat::F32,
+        })
     }
 }
 

@@ -167,6 +167,31 @@ impl QuantizedWeight {
     /// # Ok::<(), oxigemm::Error>(())
     /// ```
     pub fn quantize<T: Element>(values: &[T], dims: [usize; 3], recipe: Recipe) -> Result<QuantizedWeight> {
+        QuantizedWeight::quantize_in(values, dims, recipe, ScaleFormat::F32)
+    }
+
+    /// The same with scales of [`Recipe::Fp8`] in a format, such as that of [`Recipe::scale_format`]; other recipes have
+    /// their own.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize).
+    ///
+    /// ```
+    /// use oxigemm::Device;
+    /// use oxigemm::layers::{QuantizedWeight, Recipe, WeightScales};
+    ///
+    /// let format = Recipe::Fp8.scale_format(&"sim:sm_100a".parse::<Device>()?)?;
+    /// let weight = QuantizedWeight::quantize_in(&[3.0f32; 16], [1, 1, 16], Recipe::Fp8, format)?;
+    /// let WeightScales::F32 { values, .. } = weight.scales() else { unreachable!("FP8 has them") };
+    /// assert_eq!(values, &[2f32.powi(-7)]);
+    /// # Ok::<(), oxigemm::Error>(())
+    /// ```
+    pub fn quantize_in<T: Element>(
+        values: &[T],
+        dims: [usize; 3],
+        recipe: Recipe,
+        format: ScaleFormat,
+    ) -> Result<QuantizedWeight> {
         let [groups, n, k] = dims;
         expect_k(recipe, k)?;
         if groups.checked_mul(n).and_then(|rows| rows.checked_mul(k)) != Some(values.len()) {
@@ -180,7 +205,7 @@ impl QuantizedWeight {
             return quantize_to_nvfp4(values, dims);
         }
         let blocks = match recipe {
-            Recipe::Fp8 => Blocks { rows: 128, columns: 128, code: DType::E4m3, format: ScaleFormat::F32 },
+            Recipe::Fp8 => Blocks { rows: 128, columns: 128, code: DType::E4m3, format },
             Recipe::Mxfp8 => {
                 Blocks { rows: 1, columns: MX_BLOCK, code: DType::E4m3, format: ScaleFormat::PowerOfTwo }
             }

@@ -157,7 +157,40 @@ pub fn gather_quantize(
     format: ScaleFormat,
     options: &LaunchOptions,
 ) -> Result<()> {
-    fused(x, codes, scales, Granularity::PerToken, format, SourceTensor::Rows(rows), options)
+    gather_quantize_in_blocks(x, rows, codes, scales, Granularity::PerToken, format, options)
+}
+
+/// [`gather_quantize`] with scales of 1x128 or 1x32, as `granularity` says: of 32 they are those of MXFP8, and of its
+/// grouped GEMMs.
+///
+/// # Errors
+/// As [`quantize`]; another granularity is refused.
+///
+/// ```
+/// use oxigemm::cast::ScaleFormat;
+/// use oxigemm::{DType, Device, Granularity, LaunchOptions, Tensor, gather_quantize_in_blocks, packed_scales};
+///
+/// let device = Device::cpu();
+/// let x: Vec<f32> = (0..64).map(|i| if i < 32 { 448.0 } else { 0.5 * 448.0 }).collect();
+/// let x = Tensor::from_f32(DType::Bf16, &x, &[1, 64], &device)?;
+/// let rows = Tensor::from_slice(&[0i32, 0], &[2], &device)?;
+/// let mut codes = Tensor::zeros(DType::E4m3, &[2, 64], &device)?;
+/// let mut words = packed_scales(2, 2, &device)?;
+/// let (of_32, format) = (Granularity::PerGroup32, ScaleFormat::PowerOfTwo);
+/// gather_quantize_in_blocks(&x, &rows, &mut codes, &mut words, of_32, format, &LaunchOptions::default())?;
+/// assert_eq!((words.to_vec::<i32>()?, codes.to_vec_f32()?), (vec![127 | 126 << 8; 2], vec![448.0; 128]));
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn gather_quantize_in_blocks(
+    x: &Tensor,
+    rows: &Tensor,
+    codes: &mut Tensor,
+    scales: &mut Tensor,
+    granularity: Granularity,
+    format: ScaleFormat,
+    options: &LaunchOptions,
+) -> Result<()> {
+    fused(x, codes, scales, granularity, format, SourceTensor::Rows(rows), options)
 }
 
 /// RMSNorm and quantization in one: the values of [`quantize`] are `x * weight * (1 / sqrt(mean(x * x) + epsilon))`,

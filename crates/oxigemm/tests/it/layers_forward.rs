@@ -7,6 +7,10 @@ use oxigemm::layers::{
 use oxigemm::metrics::calc_diff;
 use oxigemm::{Activation, DType, Device, GemmOptions, Tensor, random};
 
+fn blackwell() -> Device {
+    "sim:sm_100a".parse().unwrap()
+}
+
 fn scaled(seed: u64, count: usize, factor: f32) -> Vec<f32> {
     random::normals(seed, count).iter().map(|x| x * factor).collect()
 }
@@ -68,9 +72,12 @@ fn weights(n: usize, k: usize) -> Vec<QuantizedWeight> {
 fn linear_layers_of_every_recipe() {
     for weight in weights(130, 288) {
         check(&weight, &LayerOptions::default(), &Device::cpu(), 7, 2e-3);
+        // Activations of four bits lose more.
+        let limit = if weight.recipe() == Recipe::Nvfp4 { 2e-2 } else { 2e-3 };
+        check(&weight, &LayerOptions::default(), &blackwell(), 7, limit);
     }
     let nvfp4 = QuantizedWeight::quantize(&scaled(1, 130 * 288, 0.05), [1, 130, 288], Recipe::Nvfp4).unwrap();
-    let exact = LayerOptions { nvfp4: Nvfp4Weights::Bf16 };
+    let exact = LayerOptions { nvfp4: Nvfp4Weights::Bf16, ..Default::default() };
     check(&nvfp4, &exact, &Device::cpu(), 7, 1e-5);
 }
 
@@ -88,7 +95,7 @@ fn kernels_give_what_the_cpu_gives() {
         }
     }
     let nvfp4 = QuantizedWeight::quantize(&scaled(1, 136 * 160, 0.05), [1, 136, 160], Recipe::Nvfp4).unwrap();
-    check(&nvfp4, &LayerOptions { nvfp4: Nvfp4Weights::Bf16 }, &sim, 5, 1e-5);
+    check(&nvfp4, &LayerOptions { nvfp4: Nvfp4Weights::Bf16, ..Default::default() }, &sim, 5, 1e-5);
 }
 
 #[test]
@@ -136,14 +143,20 @@ fn conversions_say_what_they_lose() {
 
 #[test]
 fn buffers_are_kept_and_rows_may_come_in_any_number() {
-    let device = Device::cpu();
-    let weight = QuantizedWeight::quantize(&scaled(1, 64 * 128, 0.05), [1, 64, 128], Recipe::Fp8).unwrap();
-    let mut layer = QuantizedLinear::new(&weight, None, &device, &LayerOptions::default()).unwrap();
+    for (device, recipe) in [(Device::cpu(), Recipe::Fp8), (blackwell(), Recipe::Mxfp4)] {
+        buffers_are_kept(&device, recipe);
+    }
+}
+
+fn buffers_are_kept(device: &Device, recipe: Recipe) {
+    let weight = QuantizedWeight::quantize(&scaled(1, 64 * 128, 0.05), [1, 64, 128], recipe).unwrap();
+    let mut layer = QuantizedLinear::new(&weight, None, device, &LayerOptions::default()).unwrap();
     let mut other = layer.clone();
-    let x = Tensor::from_f32(DType::Bf16, &random::normals(2, 40 * 128), &[40, 128], &device).unwrap();
+    let x = Tensor::from_f32(DType::Bf16, &random::normals(2, 40 * 128), &[40, 128], device).unwrap();
+    let options = GemmOptions { batch_invariant: true, ..Default::default() };
     let run = |layer: &mut QuantizedLinear, m: usize| {
-        let mut out = Tensor::zeros(DType::Bf16, &[m, 64], &device).unwrap();
-        layer.forward(&x.narrow(0, 0, m).unwrap(), &mut out, &GemmOptions::default()).unwrap();
+        let mut out = Tensor::zeros(DType::Bf16, &[m, 64], device).unwrap();
+        layer.forward(&x.narrow(0, 0, m).unwrap(), &mut out, &options).unwrap();
         out.to_bytes().unwrap()
     };
     let all = run(&mut other, 40);
@@ -207,11 +220,20 @@ fn experts_of_every_recipe() {
     }
     let difference = calc_diff(&run(Recipe::Mxfp4, &Device::sim()), &run(Recipe::Mxfp4, &Device::cpu()));
     assert!(difference < 1e-4, "{difference}");
+    for recipe in Recipe::ALL {
+        run(recipe, &blackwell());
+    }
 }
 
 #[test]
 fn experts_with_biases_and_another_activation() {
-    let (device, [e, i, k]) = (Device::cpu(), [2, 128, 128]);
+    for device in [Device::cpu(), blackwell()] {
+        biases_and_another_activation(&device);
+    }
+}
+
+fn biases_and_another_activation(device: &Device) {
+    let [e, i, k] = [2, 128, 128];
     let zeros =
         |n, k: usize| QuantizedWeight::quantize(&vec![0.0f32; e * n * k], [e, n, k], Recipe::Mxfp4).unwrap();
     let gate_up_bias: Vec<f32> = (0..e * 2 * i).map(|at| if at % (2 * i) < i { 2.0 } else { 3.0 }).collect();
@@ -219,12 +241,12 @@ fn experts_with_biases_and_another_activation() {
     let biases = [Some(&gate_up_bias[..]), Some(&down_bias[..])];
     let options = LayerOptions::default();
     let mut layer =
-        QuantizedExperts::with(&zeros(2 * i, k), &zeros(k, i), biases, Activation::Relu, &device, &options)
+        QuantizedExperts::with(&zeros(2 * i, k), &zeros(k, i), biases, Activation::Relu, device, &options)
             .unwrap();
-    let x = Tensor::zeros(DType::Bf16, &[2, k], &device).unwrap();
-    let ids = Tensor::from_slice(&[0i32, 1], &[2, 1], &device).unwrap();
-    let weights = Tensor::from_slice(&[1.0f32, 2.0], &[2, 1], &device).unwrap();
-    let mut out = Tensor::zeros(DType::Bf16, &[2, k], &device).unwrap();
+    let x = Tensor::zeros(DType::Bf16, &[2, k], device).unwrap();
+    let ids = Tensor::from_slice(&[0i32, 1], &[2, 1], device).unwrap();
+    let weights = Tensor::from_slice(&[1.0f32, 2.0], &[2, 1], device).unwrap();
+    let mut out = Tensor::zeros(DType::Bf16, &[2, k], device).unwrap();
     layer.forward(&x, &ids, &weights, &mut out, &GemmOptions::default()).unwrap();
     let out = out.to_vec_f32().unwrap();
     assert!(out[..k].iter().all(|x| *x == 1.0) && out[k..].iter().all(|x| *x == -2.0));
@@ -250,15 +272,9 @@ fn wrong_arguments_are_refused_by_name() {
         ),
         "{error}"
     );
-    let blackwell: Device = "sim:sm_100a".parse().unwrap();
-    for recipe in Recipe::ALL {
-        let error = recipe.runs_on(&blackwell, &options).unwrap_err().to_string();
-        assert!(
-            error.contains("`device`") && error.contains(recipe.name()) && error.contains("sm_100a"),
-            "{error}"
-        );
-    }
-    assert!(refused(&weight([1, 4, 32]), None, &blackwell).contains("sm_100a"));
+    let negative = LayerOptions { input_scale: Some(-1.0), ..options };
+    let error = QuantizedLinear::new(&weight([1, 4, 32]), None, &device, &negative).unwrap_err().to_string();
+    assert!(error.contains("`input_scale`") && error.contains("found -1"), "{error}");
 
     let mut layer = QuantizedLinear::new(&weight([1, 4, 32]), None, &device, &options).unwrap();
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
@@ -288,13 +304,18 @@ fn wrong_arguments_are_refused_by_name() {
 /// Calls can be captured once they were made, and a replay computes what is in memory then.
 #[test]
 fn layers_are_captured_and_replayed() {
-    let device = Device::sim();
+    for device in [Device::sim(), blackwell()] {
+        captured_and_replayed(&device);
+    }
+}
+
+fn captured_and_replayed(device: &Device) {
     let stream = device.new_stream().unwrap();
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     let (m, n, k) = (3, 128, 128);
     let x = |seed| random::normals(seed, m * k);
-    let mut input = Tensor::from_f32(DType::Bf16, &x(1), &[m, k], &device).unwrap();
-    let mut out = Tensor::zeros(DType::Bf16, &[m, n], &device).unwrap();
+    let mut input = Tensor::from_f32(DType::Bf16, &x(1), &[m, k], device).unwrap();
+    let mut out = Tensor::zeros(DType::Bf16, &[m, n], device).unwrap();
     let check = |input: &mut Tensor, out: &mut Tensor, call: &mut dyn FnMut(&Tensor, &mut Tensor)| {
         call(input, out);
         input.write_f32(&x(2)).unwrap();
@@ -315,16 +336,15 @@ fn layers_are_captured_and_replayed() {
     let bias = random::normals(3, n);
     for recipe in [Recipe::Fp8, Recipe::Mxfp8] {
         let weight = QuantizedWeight::quantize(&scaled(4, n * k, 0.1), [1, n, k], recipe).unwrap();
-        let mut layer =
-            QuantizedLinear::new(&weight, Some(&bias), &device, &LayerOptions::default()).unwrap();
+        let mut layer = QuantizedLinear::new(&weight, Some(&bias), device, &LayerOptions::default()).unwrap();
         check(&mut input, &mut out, &mut |x, out| layer.forward(x, out, &options).unwrap());
     }
     let weight = |seed, n, k| {
         QuantizedWeight::quantize(&scaled(seed, 2 * n * k, 0.1), [2, n, k], Recipe::Fp8).unwrap()
     };
     let (gate_up, down) = (weight(5, 256, 128), weight(6, 128, 128));
-    let mut layer = QuantizedExperts::new(&gate_up, &down, &device, &LayerOptions::default()).unwrap();
-    let ids = Tensor::from_slice(&[0i32, 1, 1], &[m, 1], &device).unwrap();
-    let weights = Tensor::from_slice(&[1.0f32; 3], &[m, 1], &device).unwrap();
+    let mut layer = QuantizedExperts::new(&gate_up, &down, device, &LayerOptions::default()).unwrap();
+    let ids = Tensor::from_slice(&[0i32, 1, 1], &[m, 1], device).unwrap();
+    let weights = Tensor::from_slice(&[1.0f32; 3], &[m, 1], device).unwrap();
     check(&mut input, &mut out, &mut |x, out| layer.forward(x, &ids, &weights, out, &options).unwrap());
 }

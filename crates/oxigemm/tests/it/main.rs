@@ -34,6 +34,7 @@ mod hyper_connection;
 mod k_grouped;
 mod k_grouped_raw;
 mod layers;
+mod layers_block_scaled;
 mod layers_checkpoint;
 mod layers_forward;
 mod layers_widen;

@@ -107,12 +107,23 @@ impl Quantize {
             }
             _ => {}
         }
-        let fused = !matches!(source, QuantizeSource::Matrix);
-        if fused && (*granularity != Granularity::PerToken || codes.dtype != DType::E4m3) {
+        let (few, expected) = match source {
+            QuantizeSource::Matrix => (&[][..], ""),
+            QuantizeSource::Rows(_) => (
+                &[Granularity::PerToken, Granularity::PerGroup32][..],
+                "1x128 or 1x32, where rows are gathered",
+            ),
+            QuantizeSource::SwiGlu | QuantizeSource::RmsNorm { .. } => {
+                (&[Granularity::PerToken][..], "1x128, where values are computed")
+            }
+        };
+        if !few.is_empty() {
             codes.expect_dtype(&[DType::E4m3])?;
+        }
+        if !few.is_empty() && !few.contains(granularity) {
             return Err(Error::Shape {
                 argument: "granularity",
-                expected: "1x128, where values are computed or gathered".to_owned(),
+                expected: expected.to_owned(),
                 found: granularity.to_string(),
             });
         }

@@ -2,7 +2,9 @@
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
-use super::{BLOCKS, GLOBAL_SCALE, PACKED, SCALE, SCALE_2, SCALE_INV, SCALES, WEIGHT};
+use super::{
+    BLOCKS, GLOBAL_SCALE, INPUT_GLOBAL_SCALE, INPUT_SCALE, PACKED, SCALE, SCALE_2, SCALE_INV, SCALES, WEIGHT,
+};
 use crate::error::{Error, Result};
 use crate::layers::weight::{MX_BLOCK, NVFP4_BLOCK};
 use crate::layers::{QuantizedWeight, Recipe, WeightScales};
@@ -76,6 +78,24 @@ impl<'a> Checkpoint<'a> {
             if let Some(bias) = self.find(&name) {
                 return floats(&name, &bias).map(Some);
             }
+        }
+        Ok(None)
+    }
+
+    /// The scale of all activations of a layer that calibration found, for
+    /// [`LayerOptions::input_scale`](crate::layers::LayerOptions::input_scale): `name.input_scale`, a factor, or
+    /// `name.input_global_scale`, a divisor. Only NVFP4 activations have one.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] for one of another type, or several numbers.
+    pub fn input_scale(&self, layer: &str) -> Result<Option<f32>> {
+        for (end, is_divisor) in [(INPUT_SCALE, false), (INPUT_GLOBAL_SCALE, true)] {
+            let name = format!("{layer}.{end}");
+            let Some(tensor) = self.find(&name) else { continue };
+            return match floats(&name, &tensor)?[..] {
+                [scale] => Ok(Some(if is_divisor { 1.0 / scale } else { scale })),
+                _ => Err(wrong(&name, "one number", &tensor)),
+            };
         }
         Ok(None)
     }
