@@ -11,12 +11,15 @@
 //! - [`check`]: a kernel under schedules with both operands, without faults.
 //! - [`score`]: mutants of a kernel, and which of them the simulator finds. [`unordered`] is a second opinion on the
 //!   others: a graph of what the run did, searched for paths, which shares nothing with the simulator's vector clocks.
+//! - [`Factor`], [`product`]: the same model for kernels that are not in the corpus: what MMAs of sm_100a, one after another
+//!   along K, make of codes and scales.
 //! - [`coverage`]: which instruction forms the corpus uses, as the table of `docs/blackwell.md`.
 //!
 //! The models here know formats and published arithmetic, and nothing of the simulator's code.
 
 #![warn(missing_docs)]
 
+mod blackwell;
 mod case;
 mod check;
 mod coverage;
@@ -28,6 +31,7 @@ mod order;
 mod reference;
 mod tensor_core;
 
+pub use blackwell::{BlockScale, Codes, Factor, product};
 pub use case::{Case, Operands, Outputs};
 pub use check::{Failure, check, schedules};
 pub use coverage::coverage;

@@ -3,7 +3,7 @@
 use crate::case::Operands;
 use crate::format::{E2M1, E4M3, E5M2, F32, Float, Format, TF32, e2m1, power};
 use crate::kernel::Kernel;
-use crate::tensor_core::{Arithmetic, Scales, Scaling};
+use crate::tensor_core::{Arithmetic, Scales, Scaling, UE8M0};
 
 /// What memory must hold in the end.
 #[derive(Clone, Debug)]
@@ -397,7 +397,10 @@ impl Builder<'_> {
             (_, Some(arithmetic)) if arithmetic.scaling == Scaling::Before => {
                 arithmetic.matmul(&wide_a, &wide_b, &None, k)
             }
-            (_, Some(arithmetic)) => arithmetic.matmul(&a, &b, &Some(Scales { a: &sa, b: &sb, group }), k),
+            (_, Some(arithmetic)) => {
+                let format = if group == 16 { E4M3 } else { UE8M0 };
+                arithmetic.matmul(&a, &b, &Some(Scales { a: &sa, b: &sb, format, group }), k)
+            }
             (_, None) => return Err("the MMA instructions have no model".to_owned()),
         };
         self.expect("c", &values)?;

@@ -1,6 +1,7 @@
 //! A model of tensor cores, after published measurements (MMA-Sim, arXiv 2511.10909, and those of this project on an
 //! H200 for FP8): each step of K is one fused sum. Every term is aligned to the largest exponent and cut off at some
-//! fractional bits; they are added exactly, and the sum is cut to what the accumulator holds.
+//! fractional bits; they are added exactly, and the sum is cut to what the accumulator holds. The largest exponent is no
+//! smaller than that of normal FP32 numbers.
 
 use rayon::prelude::*;
 
@@ -40,10 +41,11 @@ pub(crate) struct Arithmetic {
     pub(crate) scaling: Scaling,
 }
 
-/// Scales of rows in groups along K: as they are, and how many elements share one.
+/// Scales of rows in groups along K: as they are, their format, and how many elements share one.
 pub(crate) struct Scales<'a> {
     pub(crate) a: &'a [f64],
     pub(crate) b: &'a [f64],
+    pub(crate) format: Float,
     pub(crate) group: usize,
 }
 
@@ -83,7 +85,7 @@ impl Arithmetic {
                 b.chunks(k).enumerate().map(move |(j, column)| match (self.scaling, scales) {
                     (Scaling::Sixteens, Some(scales)) => self.sixteens(row, column, scales, i, j),
                     (Scaling::Exponents, Some(scales)) => {
-                        let groups = k / scales.group;
+                        let groups = k.div_ceil(scales.group);
                         self.chain(row, column, |at| {
                             let group = at / scales.group;
                             exponent(scales.a[i * groups + group]) + exponent(scales.b[j * groups + group])
@@ -103,14 +105,11 @@ impl Arithmetic {
             let exponent = |at: usize| a[at].exponent + b[at].exponent + shift(at);
             let all = start..a.len().min(start + self.step);
             let accumulator = F32.parts(sum);
-            let mut largest = if sum == 0.0 { i32::MIN } else { accumulator.exponent };
+            let mut largest = accumulator.exponent;
             for at in all.clone() {
                 if a[at].significand != 0 && b[at].significand != 0 {
                     largest = largest.max(exponent(at));
                 }
-            }
-            if largest == i32::MIN {
-                continue;
             }
             let mut total =
                 cut(accumulator.significand, self.fraction - F32.mantissa - largest + accumulator.exponent);
@@ -125,7 +124,7 @@ impl Arithmetic {
 
     /// One output where sixteen products are added exactly before they are scaled.
     fn sixteens(&self, a: &[Parts], b: &[Parts], scales: &Scales, i: usize, j: usize) -> f64 {
-        let groups = a.len() / scales.group;
+        let groups = a.len().div_ceil(scales.group);
         let mut sum = 0.0;
         for start in (0..a.len()).step_by(self.step) {
             let mut terms: Vec<Term> = (start..a.len().min(start + self.step))
@@ -134,11 +133,11 @@ impl Arithmetic {
                     let products: i64 = (at..at + 16).map(|at| quarters(a[at], b[at])).sum();
                     let group = at / scales.group;
                     let (x, y) = (scales.a[i * groups + group], scales.b[j * groups + group]);
-                    let (x, y) = (E4M3_SCALE.parts(x), E4M3_SCALE.parts(y));
+                    let (x, y) = (scales.format.parts(x), scales.format.parts(y));
                     Term {
                         integer: i128::from(products) * i128::from(x.significand) * i128::from(y.significand),
                         exponent: x.exponent + y.exponent,
-                        mantissa: 2 + 2 * E4M3_SCALE.mantissa,
+                        mantissa: 2 + 2 * scales.format.mantissa,
                     }
                 })
                 .collect();
@@ -149,7 +148,7 @@ impl Arithmetic {
                 mantissa: F32.mantissa,
             });
             terms.retain(|term| term.integer != 0);
-            let Some(largest) = terms.iter().map(|term| term.exponent).max() else { continue };
+            let largest = terms.iter().map(|term| term.exponent).fold(F32.least, i32::max);
             let total: i128 = terms
                 .iter()
                 .map(|t| {
@@ -176,11 +175,15 @@ impl Arithmetic {
     }
 }
 
-/// Scales of E4M3 and UE8M0 alike: the latter have no mantissa bits, and exponents far below.
-const E4M3_SCALE: Float = Float { mantissa: 3, least: -127 };
+/// Scales that are powers of two.
+pub(crate) const UE8M0: Float = Float { mantissa: 0, least: -127 };
 
-/// A number with so many mantissa bits, toward zero.
+/// A number with so many mantissa bits, fewer where it is below the normal FP32 numbers, toward zero.
 fn toward_zero(value: f64, bits: i32) -> f64 {
+    if value.abs() < power(F32.least) {
+        let unit = power(F32.least - bits);
+        return (value / unit).trunc() * unit;
+    }
     f64::from_bits(value.to_bits() & !((1 << (52 - bits)) - 1))
 }
 
@@ -293,12 +296,23 @@ mod tests {
     #[test]
     fn scales_move_the_exponent_or_multiply_sixteen_products() {
         let ones = [1.0; 32];
-        let scales = Some(Scales { a: &[4.0], b: &[0.5], group: 32 });
+        let scales = Some(Scales { a: &[4.0], b: &[0.5], format: UE8M0, group: 32 });
         let exponents = Arithmetic { scaling: Scaling::Exponents, ..fp8(32, 25, 23) };
         assert_eq!(exponents.matmul(&ones, &ones, &scales, 32), [64.0]);
         let fours = Arithmetic { a: E2M1, b: E2M1, scaling: Scaling::Sixteens, ..fp8(64, 35, 23) };
-        let scales = Some(Scales { a: &[1.5, 1.0], b: &[0.5, 3.0], group: 16 });
+        let scales = Some(Scales { a: &[1.5, 1.0], b: &[0.5, 3.0], format: E4M3, group: 16 });
         assert_eq!(fours.matmul(&ones, &ones, &scales, 32), [16.0 * 0.75 + 48.0]);
+    }
+
+    #[test]
+    fn small_sums_are_cut_off_as_fp32_has_them() {
+        let tiny = Some(Scales { a: &[power(-127)], b: &[power(-20)], format: UE8M0, group: 4 });
+        let exponents = Arithmetic { scaling: Scaling::Exponents, ..fp8(4, 25, 23) };
+        let of = |a: [f64; 4]| exponents.matmul(&a, &[1.0; 4], &tiny, 4);
+        assert_eq!(of([0.25, 0.0, 0.0, 0.0]), [power(-149)]);
+        assert_eq!(of([0.25, 0.125, 0.0, 0.0]), [power(-149)], "1.5 units");
+        assert_eq!(of([0.25, 0.25, 0.25, 0.0625]), [3.0 * power(-149)], "a quarter of a unit is lost");
+        assert_eq!(of([0.125, 0.0, 0.0, 0.0]), [0.0]);
     }
 
     #[test]

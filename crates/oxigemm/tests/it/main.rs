@@ -3,6 +3,7 @@
 mod attention;
 mod batch_invariant;
 mod blackwell;
+mod blackwell_exact;
 mod blackwell_gemm;
 mod blackwell_k_grouped;
 mod blackwell_scaled;
