@@ -69,6 +69,7 @@ RECIPES = (
     Argument("recipe_b", "RecipeOf", "int[]? recipe_b", "None"),
 )
 RECIPE_1D1D = Argument("recipe", "Recipe", "int[]? recipe", "(1, 1, 128)")
+RECIPE_OF_32 = Argument("recipe", "Recipe", "int[]? recipe", "(1, 1, 32)")
 
 GROUPED_LAYOUT = Argument("grouped_layout", "Any", "Tensor grouped_layout")
 USE_PSUM_LAYOUT = Argument("use_psum_layout", "bool", "bool psum", "False")
@@ -122,7 +123,7 @@ DEEP_GEMM_EPILOGUE = Argument("epilogue", OPTIONAL, "float? alpha, Tensor(s!)? s
 NO_ALPHA = Argument("alpha", OPTIONAL, default="None")
 NO_EPILOGUE = Argument("epilogue", OPTIONAL, default="None")
 
-# What DeepGEMM's functions take and kernels of Hopper do not need.
+#: Means something on Blackwell alone, where float32 scales become powers of two.
 DISABLE_UE8M0_CAST = Argument("disable_ue8m0_cast", "bool", default="False")
 
 #: Arguments of SGLang's fork, of which only the defaults mean something here.
@@ -156,7 +157,7 @@ M_GROUPED_FP8_CONTIGUOUS = Operator("m_grouped_fp8_gemm_contiguous", ("layout",)
 M_GROUPED_FP8_MASKED = Operator("m_grouped_fp8_gemm_masked", ("layout",))
 M_GROUPED_HALF_CONTIGUOUS = Operator("m_grouped_half_gemm_contiguous", ("dtype", "layout"))
 M_GROUPED_HALF_MASKED = Operator("m_grouped_half_gemm_masked", ("dtype", "layout"))
-K_GROUPED_FP8 = Operator("k_grouped_fp8_gemm", ())
+K_GROUPED_FP8 = Operator("k_grouped_fp8_gemm", ("layout",))
 K_GROUPED_HALF = Operator("k_grouped_half_gemm", ("dtype", "layout"))
 FP8_FUSED = Operator("fp8_gemm_nt_fused", ())
 HALF_FUSED = Operator("half_gemm_nt_fused", ("dtype",))
@@ -182,13 +183,14 @@ Scales of B are 128x128, or 1x128 where they have N rows instead of N/128. With 
 scale. ``c`` may be ``d`` itself.
 
 Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or uint8, or int32 with four of a row in
-each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
-Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
+each, ``[M, K/512]``. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
 
 A or B, or both, may be FP4: int8 or uint8 [M, K/2] with two e2m1 each, the first in the low half, contiguous along
 K. Their scales are 1x32, or 1x128; ``recipe_a`` and ``recipe_b`` may differ then, such as ``(1, 128)`` and
-``(1, 32)``. Hopper has no FP4. On Blackwell, whose tensor core takes scales as powers of two, float32 scales are
-rounded down to them, as by DeepGEMM.
+``(1, 32)``. Hopper has no FP4.
+
+On Blackwell, whose tensor core takes scales as powers of two, float32 scales are rounded down, as by DeepGEMM.
+``disable_ue8m0_cast`` refuses that there: scales are UE8M0 then. Hopper never rounds scales.
 
 ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
 ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
@@ -463,10 +465,40 @@ grouped_layout [G]: the K of each group                int32               conti
 
 ``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not
 know them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
+``recipe`` ``(1, 1, 32)`` means scales of 32 instead of 128, for Blackwell.
 
 With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
 it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times
 that. ``use_padded_sf_layout`` is of SGLang's build of DeepGEMM: only False is accepted.
+""",
+)
+
+K_GROUPED_FP8_TN = Function(
+    "k_grouped_fp8_gemm_tn_contiguous",
+    "fp8",
+    "tn",
+    "k_grouped_contiguous",
+    K_GROUPED_FP8,
+    (SCALED_A, SCALED_B, D, KS_CPU, K_GROUPED_LAYOUT, C, RECIPE_1D1D, *K_GROUPED_FP8_NT.arguments[7:10], KS),
+    """\
+``k_grouped_fp8_gemm_nt_contiguous`` for A [sum of K_g, M] and B [sum of K_g, N], D[g] = C[g] + A_gᵀ·B_g.
+
+Scales are [sum of K_g/128, M] and [sum of K_g/128, N], where each K_g is divided for itself. Groups follow each
+other without gaps; ``use_psum_layout`` is refused.
+""",
+)
+
+K_GROUPED_FP4_NT = Function(
+    "k_grouped_fp4_gemm_nt_contiguous",
+    "fp8",
+    "nt",
+    "k_grouped_contiguous",
+    K_GROUPED_FP8,
+    (SCALED_A, SCALED_B, D, KS_CPU, K_GROUPED_LAYOUT, C, RECIPE_OF_32, *K_GROUPED_FP8_NT.arguments[7:10], KS),
+    """\
+``k_grouped_fp8_gemm_nt_contiguous`` of FP4 operands with scales of 32 (MXFP4): two of K in each byte, K_g even.
+
+A byte has the first of two in its low half, and rows of a group are rounded up to 16 bytes. Hopper has no FP4.
 """,
 )
 
@@ -484,7 +516,7 @@ GROUPED = Module(
         )
     ]
     + [half_k_grouped(short, dtype) for short, dtype in HALVES]
-    + [K_GROUPED_FP8_NT],
+    + [K_GROUPED_FP8_NT, K_GROUPED_FP8_TN, K_GROUPED_FP4_NT],
 )
 
 FP8_FUSED_DOC = """\
@@ -510,6 +542,9 @@ d_scales [M, N/128]; [M, N/2/128] if gated  float32                 any strides;
 ``(left, mid, right)``: of every ``left + mid + right`` columns of D the middle ones are skipped, and keep their
 values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
 scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
+
+On Blackwell operands may be of FP8 or FP4 with any scales of ``deep_gemm.fp8_fp4_gemm_nt``; ``recipe``, or
+``recipe_a`` and ``recipe_b``, say of how many each is, where shapes leave that open.
 """
 
 M_GROUPED_FP8_FUSED_DOC = """\
@@ -559,7 +594,8 @@ def fused(short: str, dtype: str, grouping: str) -> Function:
             "A is [M, K] or, masked, [G, M, K]; B is [G, N, K]. All else is as for ``m_grouped_fp8_gemm_nt_fused``.\n"
         ),
     }.get((short, is_grouped), f"``{prefix}bf16_gemm_nt_fused`` with float16 wherever that has bfloat16.")
-    arguments = (*operands, D, *(M_GROUPED if is_grouped else ()), C, *EPILOGUE)
+    recipes = RECIPES if is_fp8 else ()
+    arguments = (*operands, D, *(M_GROUPED if is_grouped else ()), C, *EPILOGUE, *recipes)
     return Function(f"{prefix}{short}_gemm_nt_fused", dtype, "nt", grouping, operator, arguments, doc)
 
 

@@ -109,6 +109,8 @@ def checks(function: Function, own: Dict[str, Argument]) -> str:
         text += "        _call.refuse_overlap(enable_overlap, max_block_n, signal)\n"
     if "use_padded_sf_layout" in own:
         text += "    if use_padded_sf_layout:\n        _call.refuse_padded_scales()\n"
+    if "disable_ue8m0_cast" in own:
+        text += "    if disable_ue8m0_cast:\n        _call.expect_no_cast(a, b)\n"
     if "ks" in own:
         text += "    if ks is not None:\n        ks_cpu = _call.one_of_ks(ks_cpu, ks)\n"
     if function.grouping == "k_grouped_contiguous":

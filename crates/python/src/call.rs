@@ -314,7 +314,8 @@ fn pieces(arrays: &[Array], device: &Device) -> oxigemm::Result<Vec<Piece>> {
         overlap
     });
     let copy = |(from, end): (u64, u64)| {
-        let (pad, bytes) = ((from % 256) as usize, (end - from) as usize);
+        // What numpy allocates lies at any multiple of 16: it is to lie as an allocation of a GPU does.
+        let (pad, bytes) = ((from % 16) as usize, (end - from) as usize);
         let memory = Tensor::empty(DType::U8, &[pad + bytes], device)?;
         // SAFETY: the arrays are memory of the CPU from here to there, kept by their objects.
         let host = unsafe { Tensor::from_raw_parts(DType::U8, &[bytes], &[1], from, &Device::Cpu)? };

@@ -17,6 +17,9 @@ use crate::recipe::Recipe;
 /// The library's names for arguments, and Python's.
 const NAMES: &[(&str, &str)] = &[("expression", "expr"), ("d_scales", "sfd")];
 
+/// The gradients of weights.
+const GRADIENTS: &str = "bhd,bhr->hdr";
+
 #[pyfunction]
 fn einsum<'py>(
     expr: &Bound<'py, PyAny>,
@@ -49,7 +52,14 @@ fn fp8_einsum<'py>(
     let expr: &str = &convert::<Cow<'_, str>>("expr", expr)?;
     let [a, b, recipe, recipe_a, recipe_b] = fields(&fields::SCALED_OPERANDS, operands)?;
     let recipe = Recipe::new(py, (recipe.get()?, recipe_a.get()?, recipe_b.get()?))?;
-    recipe.expect_1d2d(py)?;
+    let recipe = match expr {
+        // Its scales are of 128 of the batch, for either recipe of 128. The library compares their shapes.
+        GRADIENTS => Recipe::default(),
+        _ => {
+            recipe.expect_1d2d(py)?;
+            recipe
+        }
+    };
     let mut call = Call::new(py, NAMES);
     let k_first = [false, expr == "bhd,hdr->bhr"];
     let operands = ScaledOperands::read(&mut call, [a.object(), b.object()], recipe, k_first)?;

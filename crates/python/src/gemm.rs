@@ -19,7 +19,7 @@ use crate::recipe::{Recipe, Rule};
 use crate::settings;
 
 /// The library's names for arguments, and Python's.
-const NAMES: &[(&str, &str)] = &[
+pub const NAMES: &[(&str, &str)] = &[
     ("heads", "head_splits"),
     ("ids", "grouped_layout"),
     ("ends", "grouped_layout"),
@@ -160,17 +160,15 @@ impl Operands {
         let [a, b, recipe, recipe_a, recipe_b] = fields(&fields::SCALED_OPERANDS, operands)?;
         let recipes = (recipe.get()?, recipe_a.get()?, recipe_b.get()?);
         let (recipe, k_first) = match kind.grouping {
-            GroupingKind::KGrouped => {
-                Recipe::expect_1d1d(py, recipes.0)?;
-                (Recipe::default(), [false; 2])
-            }
+            GroupingKind::KGrouped => (Recipe::k_grouped(py, recipes.0)?, [false; 2]),
             GroupingKind::Dense if !is_fused => {
                 let k_first = [kind.layout.a_begins_with_k(), kind.layout.b_begins_with_k()];
                 (Recipe::new(py, recipes)?, k_first)
             }
+            GroupingKind::Dense => (Recipe::new(py, recipes)?, [false; 2]),
             _ => {
-                let rule = if is_fused { Rule::Fused } else { Rule::MGrouped };
-                (Recipe::new(py, recipes)?.with_rule(rule), [false, kind.layout.b_begins_with_k()])
+                let recipe = Recipe::new(py, recipes)?.with_rule(Rule::MGrouped);
+                (recipe, [false, kind.layout.b_begins_with_k()])
             }
         };
         Ok(Operands::Fp8(ScaledOperands::read(call, [a.object(), b.object()], recipe, k_first)?))
@@ -205,7 +203,7 @@ enum Grouping {
 
 /// The groups of an m-grouped GEMM.
 #[derive(Clone, Copy)]
-enum MGroups {
+pub enum MGroups {
     Contiguous {
         grouped_layout: Index,
         is_psum: bool,
@@ -238,7 +236,7 @@ impl MGroups {
     }
 
     /// The groups of a fused GEMM, for which the arguments say whether they are contiguous or masked.
-    fn either<'py>(call: &mut Call<'py>, groups: &Bound<'py, PyTuple>, a: Index) -> PyResult<MGroups> {
+    pub fn either<'py>(call: &mut Call<'py>, groups: &Bound<'py, PyTuple>, a: Index) -> PyResult<MGroups> {
         let [grouped_layout, masked_m, expected_m, psum] = fields(&fields::M_GROUPED, groups)?;
         let (expected_m, is_psum) = (expected_m.get::<Option<i64>>()?, psum.get::<bool>()?);
         match (grouped_layout.optional(), masked_m.optional()) {
@@ -263,7 +261,7 @@ impl MGroups {
     }
 
     #[inline]
-    fn get<'a>(&self, x: &'a Arguments) -> RowGroups<'a> {
+    pub fn get<'a>(&self, x: &'a Arguments) -> RowGroups<'a> {
         match *self {
             MGroups::Contiguous { grouped_layout, is_psum, alignment, expected_m, .. } => {
                 let numbers = x.get(grouped_layout);
@@ -441,7 +439,16 @@ impl Gemm {
             }
             (Operands::Fp8(scaled), Grouping::K { numbers, alignment, ks_host }) => {
                 let ([a, b], groups) = (scaled.get(x), k_groups(x.get(*numbers), *alignment));
-                oxigemm::k_grouped_fp8_gemm_nt_contiguous(a, b, c, d, groups, ks_host.as_deref(), options)
+                let ks_host = ks_host.as_deref();
+                match layout {
+                    GemmLayout::Tn => {
+                        oxigemm::k_grouped_fp8_gemm_tn_contiguous(a, b, c, d, groups, ks_host, options)
+                    }
+                    _ if a.0.dtype() == DType::U8 => {
+                        oxigemm::k_grouped_fp4_gemm_nt_contiguous(a, b, c, d, groups, ks_host, options)
+                    }
+                    _ => oxigemm::k_grouped_fp8_gemm_nt_contiguous(a, b, c, d, groups, ks_host, options),
+                }
             }
             (Operands::Half { a, b }, Grouping::K { numbers, alignment, ks_host }) => {
                 let (a, b, groups) = (x.get(a), x.get(b), k_groups(x.get(*numbers), *alignment));

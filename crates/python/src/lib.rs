@@ -3,8 +3,8 @@
 //! A call reads its arrays ([`array`], [`dlpack`]), finds the device that computes ([`settings`]), and passes them to
 //! the library as tensors of foreign memory ([`call`]): on a GPU in torch's current stream, on the CPU with the
 //! reference, or in the simulator on copies. Operands, grouping and epilogue of a GEMM arrive as tuples ([`fields`])
-//! and become one description ([`gemm`]); all other values are read by [`convert`]. Names and defaults of arguments are those of the facade, `python/oxigemm`,
-//! which passes all of them.
+//! and become one description ([`gemm`]); all other values are read by [`convert`]. Names and defaults of arguments are
+//! those of the facade, `python/oxigemm`, which passes all of them.
 
 mod array;
 mod attention;
@@ -21,6 +21,7 @@ mod layers;
 mod logging;
 mod moe;
 mod negation;
+mod nvfp4;
 mod quantize;
 mod recipe;
 mod settings;
@@ -44,6 +45,7 @@ fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fields::register(module)?;
     gemm::register(module)?;
     einsum::register(module)?;
+    nvfp4::register(module)?;
     attention::register(module)?;
     quantize::register(module)?;
     moe::register(module)?;

@@ -80,16 +80,17 @@ fn gather_quantize<'py>(
     rows: &Bound<'py, PyAny>,
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
+    granularity: &Bound<'py, PyAny>,
     power_of_two: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
-    let format = format_from(power_of_two)?;
+    let (granularity, format) = (granularity_of(granularity)?, format_from(power_of_two)?);
     let mut call = Call::new(py, &[]);
     let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
     let rows = call.input("rows", rows)?;
     call.run(|t| {
         let (mut codes, mut scales) = (t.output(codes), t.output(scales));
-        let options = t.launch_options();
-        oxigemm::gather_quantize(t.get(x), t.get(rows), &mut codes, &mut scales, format, &options)
+        let (x, rows, options) = (t.get(x), t.get(rows), t.launch_options());
+        oxigemm::gather_quantize_in_blocks(x, rows, &mut codes, &mut scales, granularity, format, &options)
     })
 }
 

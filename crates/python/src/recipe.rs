@@ -23,8 +23,8 @@ pub enum Rule {
     Any,
     /// 1D2D, or scales of 32.
     MGrouped,
-    /// 1D2D: 1x128 for A, 128x128 for B.
-    Fused,
+    /// 1D1D: 1x128 or 1x32 for both.
+    KGrouped,
 }
 
 /// Recipes of FP8 operands, in words.
@@ -65,9 +65,8 @@ impl Recipe {
                 Err(argument_error(py, "recipe", NO_KERNELS, OF_FP8, &found))
             }
             _ => match self.rule {
-                Rule::Any => Ok(()),
+                Rule::Any | Rule::KGrouped => Ok(()),
                 Rule::MGrouped => self.expect_m_grouped(py),
-                Rule::Fused => self.expect_1d2d(py),
             },
         }
     }
@@ -78,14 +77,17 @@ impl Recipe {
         self.given.map_or([None; 2], |given| given.map(|of| Some(block(of))))
     }
 
-    /// Accepts 1D1D scales only, those of k-grouped GEMMs: 1x128 for A and for B.
-    pub fn expect_1d1d(py: Python<'_>, recipe: Option<(i64, i64, i64)>) -> PyResult<()> {
-        match recipe.filter(|recipe| *recipe != (1, 1, 128)) {
-            Some(recipe) => {
-                let found = format!("{recipe:?}");
-                Err(argument_error(py, "recipe", NO_KERNELS, "(1, 1, 128)", &found))
+    /// The recipe of a k-grouped GEMM: rows of A and B have scales of their own. The library compares their shapes.
+    pub fn k_grouped(py: Python<'_>, recipe: Option<(i64, i64, i64)>) -> PyResult<Recipe> {
+        match recipe {
+            None => Ok(Recipe { given: None, rule: Rule::KGrouped }),
+            Some((1, 1, k @ (128 | 32))) => {
+                Ok(Recipe { given: Some([[1, k]; 2]), rule: Rule::KGrouped })
             }
-            None => Ok(()),
+            Some(recipe) => {
+                let (expected, found) = ("(1, 1, 128) or (1, 1, 32)", format!("{recipe:?}"));
+                Err(argument_error(py, "recipe", NO_KERNELS, expected, &found))
+            }
         }
     }
 
@@ -119,7 +121,7 @@ impl Recipe {
         scales: &Array,
         k_first: bool,
     ) -> PyResult<()> {
-        let Some(given) = self.given else { return Ok(()) };
+        let Some(given) = self.given.filter(|_| self.rule != Rule::KGrouped) else { return Ok(()) };
         let [mn, k] = match values.dims() {
             [.., first, second] if k_first => [*second, *first],
             [.., first, second] => [*first, *second],

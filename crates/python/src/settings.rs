@@ -206,9 +206,20 @@ fn missing_cubins(py: Python<'_>) -> PyResult<Vec<String>> {
 fn sm_count(py: Python<'_>, gpu_number: Option<usize>) -> PyResult<u32> {
     let limits = match gpu_number {
         Some(number) => gpu(py, number)?.limits().map(|limits| limits.sms),
-        None => Device::sim().limits().map(|limits| limits.sms),
+        None => host(py)?.limits().or(Device::sim().limits()).map(|limits| limits.sms),
     };
     Ok(limits.unwrap_or(0))
+}
+
+/// The major compute capability of the GPU of this number; without a number, of the simulated one, if there is one.
+#[pyfunction]
+#[pyo3(signature = (gpu_number=None))]
+fn arch_major(py: Python<'_>, gpu_number: Option<usize>) -> PyResult<Option<u32>> {
+    let major = |device: &Device| Some(device.limits()?.arch.target().compute_capability().0);
+    Ok(match gpu_number {
+        Some(number) => major(gpu(py, number)?),
+        None => major(&host(py)?),
+    })
 }
 
 /// What a GPU has loaded, planned and compiled since it was opened, and where its kernels came from.
@@ -245,6 +256,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_prebuilt, module)?)?;
     module.add_function(wrap_pyfunction!(missing_cubins, module)?)?;
     module.add_function(wrap_pyfunction!(sm_count, module)?)?;
+    module.add_function(wrap_pyfunction!(arch_major, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_stats, module)?)?;
     module.add_function(wrap_pyfunction!(load_all, module)?)
 }

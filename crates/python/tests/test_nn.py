@@ -13,9 +13,17 @@ import oxigemm
 from oxigemm import nn, quantization
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
+on_the_cpu = pytest.mark.skipif(HAS_GPU, reason="tensors of a GPU are not computed in the simulator")
 on_a_gpu = pytest.mark.skipif(not HAS_GPU, reason="there is no Hopper GPU")
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+@pytest.fixture
+def blackwell():
+    oxigemm.set_device("sim:sm_100a")
+    yield
+    oxigemm.set_device("cpu")
 
 
 class Mlp(torch.nn.Module):
@@ -276,6 +284,26 @@ def test_experts(form, recipe):
         assert torch.equal(found(x, ids, weights), before)
 
 
+@on_the_cpu
+@pytest.mark.parametrize("form", FORMS[::2], ids=["swiglu", "gpt-oss"])
+@pytest.mark.parametrize("recipe", [None, "fp8", "mxfp4"])
+def test_experts_on_blackwell(blackwell, form, recipe):
+    torch.manual_seed(3)
+    experts = Experts(**form).bfloat16()
+    x, ids = inputs(4, 256), torch.tensor([[0, 1], [2, 2], [3, 0], [4, 4]])
+    weights = torch.rand(4, 2)
+    with torch.no_grad():
+        layer = nn.QuantizedExperts.from_experts(experts, recipe)
+        found, exact = layer(x, ids, weights), experts(x, ids, weights)
+    limit = 0.4 if recipe == "mxfp4" else 0.12
+    assert layer.recipe == (recipe or "mxfp8") and 0 < layer.weight_error < limit
+    assert apart(found, exact) < limit and (found[3] == 0).all()
+    saved = layer.tensors("mlp.experts")
+    again = nn.QuantizedExperts.from_tensors(saved, "mlp.experts", apply_gate=layer._gate)
+    assert torch.equal(again.gate_up_scales, layer.gate_up_scales) and torch.equal(again.down_scales, layer.down_scales)
+    assert again.weight_error == 0
+
+
 def test_mxfp4_experts_lose_nothing_on_the_way_to_fp8():
     torch.manual_seed(4)
     experts = Experts()
@@ -324,13 +352,62 @@ def test_the_kernels_of_the_gpu_in_the_simulator():
     assert apart(found, expected) < 1e-2
 
 
-def test_blackwell_is_refused_by_name():
-    oxigemm.set_device("sim:sm_100a")
-    try:
-        with pytest.raises(oxigemm.OxigemmError, match="`device` .* sm_90a or the CPU.* found sm_100a"):
-            nn.QuantizedLinear.from_linear(torch.nn.Linear(32, 32))
-    finally:
-        oxigemm.set_device("cpu")
+@on_the_cpu
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("recipe", [None, "fp8", "mxfp8", "mxfp4", "nvfp4"])
+def test_layers_of_blackwell(blackwell, recipe, bias):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(160, 72, bias=bias).bfloat16()
+    x = inputs(5, 160)
+    with torch.no_grad():
+        layer = nn.QuantizedLinear.from_linear(linear, recipe)
+        limit = 0.06 if recipe in (None, "fp8", "mxfp8") else 0.25
+        assert layer.recipe == (recipe or "mxfp8") and 0 < layer.weight_error < limit
+        assert apart(layer(x), linear(x)) < limit
+        # The product of what the layer stores by activations that are hardly rounded is much closer.
+        stored = nn.QuantizedLinear.from_tensors(layer.tensors("up"), "up")
+        assert torch.equal(stored.codes.view(torch.uint8), layer.codes.view(torch.uint8))
+        assert torch.equal(stored.scales, layer.scales) and stored.weight_error == 0
+        assert torch.equal(stored(x), layer(x))
+    assert layer.runs_as == {"fp8": "fp8 128x128", "mxfp4": "mxfp4 1x32", "nvfp4": "nvfp4 1x16"}.get(
+        recipe, "mxfp8 1x32"
+    )
+
+
+@on_the_cpu
+def test_fp8_scales_of_blackwell_become_powers_of_two(blackwell):
+    torch.manual_seed(0)
+    holder = torch.nn.Module()
+    holder.weight = torch.randn(136, 256).to(torch.float8_e4m3fn)
+    holder.weight_scale_inv = torch.rand(2, 2) + 0.5
+    layer = nn.QuantizedLinear.from_linear(holder)
+    assert 0 < layer.weight_error < 0.03 and "powers of two" in layer.note
+    wide = holder.weight_scale_inv.repeat_interleave(128, 0)[:136].repeat_interleave(128, 1)
+    x = inputs(3, 256)
+    assert apart(layer(x), x.float() @ (holder.weight.float() * wide).T) < 0.05
+    # One scale for all is a factor.
+    del holder.weight_scale_inv
+    holder.weight_scale = torch.tensor([0.3])
+    layer = nn.QuantizedLinear.from_linear(holder)
+    assert layer.weight_error == 0
+    assert apart(layer(x), 0.3 * x.float() @ holder.weight.float().T) < 0.05
+
+
+@on_the_cpu
+@pytest.mark.parametrize("recipe", [None, "fp8", "mxfp4", "nvfp4"])
+def test_a_model_on_blackwell(blackwell, recipe):
+    found = model()
+    x = inputs(3, 256)
+    with torch.no_grad():
+        before = found(x)
+        report = oxigemm.optimize(found, recipe=recipe, sample=x)
+        after = found(x)
+    limit = 0.06 if recipe in (None, "fp8") else 0.3
+    assert 1e-4 < apart(after, before) < limit and len(report.layers) == 3
+    assert all(0 < layer.output_error < limit for layer in report.layers)
+    assert nn.restore(found) == 3
+    with torch.no_grad():
+        assert torch.equal(found(x), before)
 
 
 def test_torch_compile():

@@ -201,6 +201,36 @@ fn expressions_raw_operands_and_other_layouts_are_the_same_products() {
 }
 
 #[test]
+fn gradients_of_weights_are_a_product_for_each_head() {
+    let (b, h, d, r) = (144, 2, 16, 48);
+    let device = Device::Sim(Sim::new());
+    let codes = |seed, columns: usize| {
+        let values = random::normals(seed, b * h * columns);
+        let cpu = Device::cpu();
+        let codes = Tensor::from_f32(DType::E4m3, &values, &[b, h, columns], &cpu).unwrap();
+        let scales: Vec<f32> = random::normals(seed + 1, 2 * h * columns).iter().map(|x| x.abs() + 0.5).collect();
+        let scales = Tensor::from_slice(&scales, &[2, h, columns], &cpu).unwrap();
+        [codes, scales].map(|x| {
+            (x.to_vec_f32().unwrap(), Tensor::from_bytes(x.dtype(), &x.to_bytes().unwrap(), x.dims(), &device).unwrap())
+        })
+    };
+    let ([(x, a), (sx, sfa)], [(y, b_), (sy, sfb)]) = (codes(1, d), codes(5, r));
+    let mut out = Tensor::zeros(DType::F32, &[h, d, r], &device).unwrap();
+    fp8_einsum("bhd,bhr->hdr", (&a, &sfa), (&b_, &sfb), &mut out, &GemmOptions::default()).unwrap();
+    for (i, found) in out.to_vec_f32().unwrap().into_iter().enumerate() {
+        let (head, row, column) = (i / (d * r), i / r % d, i % r);
+        let term = |t: usize| {
+            let at = |columns: usize, column: usize| (t * h + head) * columns + column;
+            let scale = |columns: usize, column: usize| (t / 128 * h + head) * columns + column;
+            let left = f64::from(x[at(d, row)]) * f64::from(sx[scale(d, row)]);
+            left * f64::from(y[at(r, column)]) * f64::from(sy[scale(r, column)])
+        };
+        let (expected, size) = (0..b).fold((0.0, 0.0), |(sum, size), t| (sum + term(t), size + term(t).abs()));
+        assert!((f64::from(found) - expected).abs() <= 1e-6 * size, "{i}: {found}, expected {expected}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused() {
     let device = Device::cpu();
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
@@ -229,8 +259,25 @@ fn what_does_not_fit_together_is_refused() {
     }
     let options = GemmOptions::default();
     let (a, b) = ((&a, &sfa), (&b, &sfb));
-    let unknown = fp8_einsum("bhd,bhr->hdr", a, b, &mut d.clone(), &options).unwrap_err();
+    let unknown = fp8_einsum("bhd,bhr->hrd", a, b, &mut d.clone(), &options).unwrap_err();
     assert_eq!(unknown.argument(), Some("expression"));
+    // Gradients of weights: [b, h, d] with [b, h, r], and scales of 128 of b.
+    let (x, y) = (new(DType::E4m3, &[130, 2, 16]), new(DType::E4m3, &[130, 2, 32]));
+    let (sfx, sfy) = (new(DType::F32, &[2, 2, 16]), new(DType::F32, &[2, 2, 32]));
+    let gradients = |sfx: &Tensor, y: &Tensor, d: &[usize]| {
+        fp8_einsum("bhd,bhr->hdr", (&x, sfx), (y, &sfy), &mut new(DType::F32, d), &options)
+    };
+    assert!(gradients(&sfx, &y, &[2, 16, 32]).is_ok());
+    let refused = [
+        (gradients(&new(DType::F32, &[2, 1, 16]), &y, &[2, 16, 32]), "sfa"),
+        (gradients(&new(DType::F32, &[3, 2, 16]), &y, &[2, 16, 32]), "sfa"),
+        (gradients(&sfx, &new(DType::E4m3, &[130, 3, 32]), &[2, 16, 32]), "b"),
+        (gradients(&sfx, &y, &[2, 32, 16]), "d"),
+    ];
+    for (i, (result, argument)) in refused.into_iter().enumerate() {
+        let error = result.expect_err(argument);
+        assert_eq!(error.argument(), Some(argument), "gradient {i}: {error}");
+    }
     // A kernel of groups is none of a batch, and the other way round.
     let sim = Device::Sim(Sim::new());
     let data = Data::new([2, 8, 16, 128]);

@@ -18,7 +18,7 @@ from .errors import ArgumentError, ArgumentTypeError, OxigemmError
 
 _oxigemm.set_prebuilt(_os.path.join(_os.path.dirname(_os.path.abspath(__file__)), "cubins"))
 
-from . import _ops, config, deep_gemm, fused, moe, quantization  # noqa: E402
+from . import _ops, config, deep_gemm, fused, moe, nvfp4, quantization  # noqa: E402
 from ._install import install_as_deep_gemm  # noqa: E402
 
 _ops.register_with_torch()
@@ -50,6 +50,7 @@ __all__ = [
     "get_device",
     "install_as_deep_gemm",
     "moe",
+    "nvfp4",
     "quantization",
     "set_device",
 ]

@@ -6,6 +6,7 @@ import itertools
 import sys
 from typing import Any, Optional
 
+from . import _oxigemm
 from .errors import ArgumentError, ArgumentTypeError
 
 
@@ -61,6 +62,27 @@ def refuse_padded_scales() -> None:
     """The check of ``use_padded_sf_layout``: blocks of scales follow each other."""
     message = "`use_padded_sf_layout` has no kernels: expected False, found True"
     raise ArgumentError(message, "use_padded_sf_layout")
+
+
+def expect_no_cast(*operands: Any) -> None:
+    """The check of ``disable_ue8m0_cast``: on Blackwell, scales are UE8M0 then."""
+    for operand in operands:
+        scales = operand[1] if isinstance(operand, (tuple, list)) and len(operand) == 2 else None
+        if _is_float32(scales) and arch_major(scales) == 10:
+            expected = "False, or scales of UE8M0, which its tensor core takes"
+            message = f"`disable_ue8m0_cast` has no kernels on Blackwell: expected {expected}, found float32 scales"
+            raise ArgumentError(message, "disable_ue8m0_cast")
+
+
+def _is_float32(array: Any) -> bool:
+    return str(getattr(array, "dtype", None)).split(".")[-1] == "float32"
+
+
+def arch_major(array: Any) -> Optional[int]:
+    """The major compute capability of the device that computes this array; None for the CPU reference."""
+    device = getattr(array, "device", None)
+    on_gpu = getattr(device, "type", None) == "cuda"
+    return _oxigemm.arch_major(device.index if on_gpu else None)
 
 
 def one_of_ks(ks_cpu: Any, ks: Any) -> Any:

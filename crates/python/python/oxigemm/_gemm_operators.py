@@ -86,16 +86,34 @@ def _k_grouped_half_gemm(dtype, layout, a, b, d, ks_cpu, grouped_layout, c, psum
     _C.gemm(kind, (a, b), d, c, (ks_cpu, grouped_layout, psum), None)
 
 
-def _k_grouped_fp8_gemm(a, sfa, b, sfb, d, ks_cpu, grouped_layout, c, recipe, psum):
-    kind = _kind("fp8", "nt", "k_grouped_contiguous")
+def _k_grouped_fp8_gemm(layout, a, sfa, b, sfb, d, ks_cpu, grouped_layout, c, recipe, psum):
+    kind = _kind("fp8", layout, "k_grouped_contiguous")
     _C.gemm(kind, ((a, sfa), (b, sfb), _tuple(recipe), None, None), d, c, (ks_cpu, grouped_layout, psum), None)
 
 
-def _fp8_gemm_nt_fused(a, sfa, b, sfb, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two):
+def _fp8_gemm_nt_fused(
+    a,
+    sfa,
+    b,
+    sfb,
+    d,
+    c,
+    alpha,
+    beta,
+    bias,
+    activation,
+    gated,
+    head_splits,
+    d_scales,
+    power_of_two,
+    recipe,
+    recipe_a,
+    recipe_b,
+):
     kind = _kind("fp8", "nt", "dense")
     _C.gemm(
         kind,
-        ((a, sfa), (b, sfb), None, None, None),
+        ((a, sfa), (b, sfb), _tuple(recipe), _tuple(recipe_a), _tuple(recipe_b)),
         d,
         c,
         None,
@@ -129,11 +147,14 @@ def _m_grouped_fp8_gemm_nt_fused(
     head_splits,
     d_scales,
     power_of_two,
+    recipe,
+    recipe_a,
+    recipe_b,
 ):
     kind = _kind("fp8", "nt", "m_grouped")
     _C.gemm(
         kind,
-        ((a, sfa), (b, sfb), None, None, None),
+        ((a, sfa), (b, sfb), _tuple(recipe), _tuple(recipe_a), _tuple(recipe_b)),
         d,
         c,
         (grouped_layout, masked_m, expected_m, psum),
@@ -213,14 +234,15 @@ OPERATORS = {
         _k_grouped_half_gemm,
     ),
     "k_grouped_fp8_gemm": (
-        "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, int[]? ks_cpu, Tensor grouped_layout, Tensor? c, "
-        "int[]? recipe, bool psum",
+        "str layout, Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, int[]? ks_cpu, Tensor grouped_layout, "
+        "Tensor? c, int[]? recipe, bool psum",
         _k_grouped_fp8_gemm,
     ),
     "cublaslt_gemm": ("str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor? c", _C.cublaslt_gemm),
     "fp8_gemm_nt_fused": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor? c, float alpha, float beta, Tensor? bias, "
-        "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two",
+        "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, int[]? recipe, "
+        "int[]? recipe_a, int[]? recipe_b",
         _fp8_gemm_nt_fused,
     ),
     "half_gemm_nt_fused": (
@@ -231,7 +253,7 @@ OPERATORS = {
     "m_grouped_fp8_gemm_nt_fused": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor? grouped_layout, Tensor? masked_m, "
         "int? expected_m, bool psum, Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, "
-        "int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two",
+        "int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, int[]? recipe, int[]? recipe_a, int[]? recipe_b",
         _m_grouped_fp8_gemm_nt_fused,
     ),
     "m_grouped_half_gemm_nt_fused": (

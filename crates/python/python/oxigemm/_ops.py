@@ -42,6 +42,15 @@ def _quantize_with_transpose(x, codes, scales, transposed_codes, transposed_scal
     _C.quantize_with_transpose(x, codes, scales, transposed, granularity, power_of_two)
 
 
+def _nvfp4_gemm(a, sfa, b, sfb, d, c, tensor_scales):
+    _C.nvfp4_gemm((a, sfa), (b, sfb), d, c, tuple(tensor_scales), None)
+
+
+def _m_grouped_nvfp4_gemm(a, sfa, b, sfb, d, tensor_scales, grouped_layout, masked_m, expected_m, psum):
+    groups = grouped_layout, masked_m, expected_m, psum
+    _C.nvfp4_gemm((a, sfa), (b, sfb), d, None, tuple(tensor_scales), groups)
+
+
 def _nvfp4(x, codes, scales, tensor_scale):
     _C.quantize_nvfp4(x, codes, scales, tensor_scale, True)
 
@@ -87,6 +96,11 @@ OPERATORS = {
     "quantize_nvfp4": ("Tensor x, Tensor(c!) codes, Tensor(s!) scales, Tensor(t!) tensor_scale", _nvfp4),
     "quantize_nvfp4_by": ("Tensor x, Tensor(c!) codes, Tensor(s!) scales, Tensor tensor_scale", _nvfp4_by),
     "dequantize_nvfp4": ("Tensor codes, Tensor scales, Tensor tensor_scale, Tensor(x!) x", _C.dequantize_nvfp4),
+    "nvfp4_gemm": (f"{_SCALED}, Tensor? c, float[] tensor_scales", _nvfp4_gemm),
+    "m_grouped_nvfp4_gemm": (
+        f"{_SCALED}, float[] tensor_scales, Tensor? grouped_layout, Tensor? masked_m, int? expected_m, bool psum",
+        _m_grouped_nvfp4_gemm,
+    ),
     "moe_permute": (
         "Tensor ids, int alignment, Tensor(t!) tokens, Tensor(g!) groups, Tensor(e!) ends, Tensor(p!) places",
         _C.moe_permute,
@@ -98,7 +112,7 @@ OPERATORS = {
         _C.swiglu_quantize,
     ),
     "gather_quantize": (
-        "Tensor x, Tensor rows, Tensor(c!) codes, Tensor(s!) scales, bool power_of_two",
+        "Tensor x, Tensor rows, Tensor(c!) codes, Tensor(s!) scales, str granularity, bool power_of_two",
         _C.gather_quantize,
     ),
     "rms_norm_quantize": (

@@ -19,6 +19,8 @@ __all__ = [
 ]
 
 Pair = Tuple[Any, Any]
+Recipe = Optional[Tuple[int, int, int]]
+RecipeOf = Optional[Tuple[int, int]]
 
 _FP8_NT = _C.GemmKind("fp8", "nt", "dense")
 _BFLOAT16_NT = _C.GemmKind("bfloat16", "nt", "dense")
@@ -41,6 +43,9 @@ def fp8_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    recipe: Recipe = None,
+    recipe_a: RecipeOf = None,
+    recipe_b: RecipeOf = None,
 ) -> None:
     """``D = act(alpha * A·Bᵀ + bias) + beta * C``, all in float32 and rounded once.
 
@@ -64,14 +69,31 @@ def fp8_gemm_nt_fused(
     ``(left, mid, right)``: of every ``left + mid + right`` columns of D the middle ones are skipped, and keep their
     values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
     scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
+
+    On Blackwell operands may be of FP8 or FP4 with any scales of ``deep_gemm.fp8_fp4_gemm_nt``; ``recipe``, or
+    ``recipe_a`` and ``recipe_b``, say of how many each is, where shapes leave that open.
     """
     if _call.is_compiling():
         return _call.ops().fp8_gemm_nt_fused(
-            *a, *b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+            *a,
+            *b,
+            d,
+            c,
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            head_splits,
+            d_scales,
+            power_of_two,
+            recipe,
+            recipe_a,
+            recipe_b,
         )
     return _C.gemm(
         _FP8_NT,
-        (a, b, None, None, None),
+        (a, b, recipe, recipe_a, recipe_b),
         d,
         c,
         None,
@@ -148,6 +170,9 @@ def m_grouped_fp8_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    recipe: Recipe = None,
+    recipe_a: RecipeOf = None,
+    recipe_b: RecipeOf = None,
 ) -> None:
     """``fp8_gemm_nt_fused`` for m-grouped rows, each group with a B of its own: the first GEMM of experts.
 
@@ -188,10 +213,13 @@ def m_grouped_fp8_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            recipe,
+            recipe_a,
+            recipe_b,
         )
     return _C.gemm(
         _FP8_NT_M_GROUPED,
-        (a, b, None, None, None),
+        (a, b, recipe, recipe_a, recipe_b),
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),

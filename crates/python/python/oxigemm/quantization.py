@@ -212,20 +212,28 @@ def swiglu_quantize(
 
 
 def gather_quantize(
-    x: Any, rows: Any, power_of_two: bool = False, codes: Optional[Any] = None, scales: Optional[Any] = None
+    x: Any,
+    rows: Any,
+    power_of_two: bool = False,
+    codes: Optional[Any] = None,
+    scales: Optional[Any] = None,
+    granularity: str = "1x128",
 ) -> Tuple[Any, Any]:
     """Rows ``rows[i]`` of ``x`` quantized with 1x128 scales, in one kernel: tokens gathered to rows of their experts.
 
     ``rows`` is int32 [M], read on the device. Where it is -1, or no row of ``x``, codes and scales keep their values.
+    ``granularity`` may also be ``1x32``.
     """
     _, columns = expect_matrix("x", x)
     expect_elements("rows", rows, ("int32",))
     (count,) = expect_shape("rows", rows, 1)
+    expect_choice("granularity", granularity, ("1x128", "1x32"))
+    scales = empty(x, _scales_shape(granularity, count, columns), "float32") if scales is None else scales
     codes, scales = _outputs(x, count, columns, codes, scales)
     if _call.is_compiling():
-        _call.ops().gather_quantize(x, rows, codes, scales, power_of_two)
+        _call.ops().gather_quantize(x, rows, codes, scales, granularity, power_of_two)
     else:
-        _C.gather_quantize(x, rows, codes, scales, power_of_two)
+        _C.gather_quantize(x, rows, codes, scales, granularity, power_of_two)
     return codes, scales
 
 

@@ -2,6 +2,7 @@
 
 use super::super::GemmOptions;
 use super::expect_type;
+use super::fp8::fp8_gemm_tn;
 use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::check::{BLOCK, GemmLayout};
 use crate::error::{Error, Result};
@@ -73,9 +74,11 @@ pub fn fp8_bgemm_nn(
 /// |---|---|---|
 /// | `bhr,hdr->bhd` | `h` | A `[b, r]` with B `[d, r]`: [`fp8_bgemm_nt`] |
 /// | `bhd,hdr->bhr` | `h` | A `[b, d]` with B `[d, r]`: [`fp8_bgemm_nn`] |
+/// | `bhd,bhr->hdr` | `h` | A `[b, d]` with B `[b, r]`: [`fp8_gemm_tn`](crate::fp8_gemm_tn), a launch for each head |
 ///
 /// The scales of A have its dimensions, and those of B its own, with one for 128 where K is, and of B one for 128 of
-/// both: `[b, h, ceil(r/128)]` and `[h, ceil(d/128), ceil(r/128)]` for the first.
+/// both: `[b, h, ceil(r/128)]` and `[h, ceil(d/128), ceil(r/128)]` for the first. The last, the gradient of weights, has
+/// one for 128 of K alone: `[ceil(b/128), h, d]` and `[ceil(b/128), h, r]`.
 ///
 /// # Errors
 /// An expression that is none of these, and as those functions.
@@ -104,10 +107,14 @@ pub fn fp8_einsum(
     let function = match expression {
         "bhr,hdr->bhd" => fp8_bgemm_nt,
         "bhd,hdr->bhr" => fp8_bgemm_nn,
+        "bhd,bhr->hdr" => {
+            expect_shapes(expression, a, b.0, &[("d", d)])?;
+            return weight_gradients((a, sfa), b, d, options);
+        }
         other => {
             return Err(Error::Shape {
                 argument: "expression",
-                expected: "bhr,hdr->bhd or bhd,hdr->bhr".to_owned(),
+                expected: "bhr,hdr->bhd, bhd,hdr->bhr or bhd,bhr->hdr".to_owned(),
                 found: other.to_owned(),
             });
         }
@@ -116,6 +123,35 @@ pub fn fp8_einsum(
     expect_scales_by_head(sfa, a)?;
     let (a, sfa) = (by_head("a", a)?, by_head("sfa", sfa)?);
     function((&a, &sfa), b, &mut by_head("d", d)?, options)
+}
+
+/// `D[h] = A[:, h]ᵀ·B[:, h]`, a GEMM for each head.
+fn weight_gradients(
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    d: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    let heads = d.dims()[0];
+    let (a, b) = (by_head("a", a)?, by_head("b", b)?);
+    let scales = [("sfa", sfa), ("sfb", sfb)].map(|(argument, scales)| {
+        let scales = by_head(argument, scales)?;
+        match scales.dims()[0] == heads {
+            true => Ok(scales),
+            false => Err(Error::ScaleShape {
+                argument,
+                expected: format!("{heads} heads in the second dimension"),
+                found: format!("{:?}", scales.transpose(0, 1)?.dims()),
+            }),
+        }
+    });
+    let [sfa, sfb] = scales;
+    let (sfa, sfb) = (sfa?, sfb?);
+    for head in 0..heads {
+        let [a, sfa, b, sfb] = [&a, &sfa, &b, &sfb].map(|x| x.select(head));
+        fp8_gemm_tn((&a?, &sfa?), (&b?, &sfb?), Addend::None, &mut d.select(head)?, options)?;
+    }
+    Ok(())
 }
 
 /// Batched GEMM with 16-bit operands: `D[g] = C[g] + A[g]·B[g]`.

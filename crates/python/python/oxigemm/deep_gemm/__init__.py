@@ -1,7 +1,8 @@
-"""The functions of DeepGEMM for Hopper, under its names, with its arguments and defaults.
+"""The functions of DeepGEMM, under its names, with its arguments and defaults.
 
-Functions that need Blackwell are absent, so engines that look for them find nothing. An argument that DeepGEMM would
-misread is an error here: a ``RuntimeError`` that names the argument, what was expected and what was found.
+A function chooses its kernel by the device of its arrays; what that device lacks is refused by name. An argument that
+DeepGEMM would misread is an error here: a ``RuntimeError`` that names the argument, what was expected and what was
+found.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ from .grouped import (
     bf16_m_grouped_gemm_nt_masked,
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_bf16_gemm_tn_contiguous,
+    k_grouped_fp4_gemm_nt_contiguous,
     k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_fp8_gemm_tn_contiguous,
     k_grouped_fp16_gemm_tn_contiguous,
     m_grouped_bf16_gemm_nn_contiguous,
     m_grouped_bf16_gemm_nt_contiguous,
@@ -184,7 +187,9 @@ __all__ = [
     "ignore_env",
     "k_grouped_bf16_gemm_tn_contiguous",
     "k_grouped_fp16_gemm_tn_contiguous",
+    "k_grouped_fp4_gemm_nt_contiguous",
     "k_grouped_fp8_gemm_nt_contiguous",
+    "k_grouped_fp8_gemm_tn_contiguous",
     "m_grouped_bf16_gemm_nn_contiguous",
     "m_grouped_bf16_gemm_nt_contiguous",
     "m_grouped_bf16_gemm_nt_masked",

@@ -400,7 +400,7 @@ def fp8_einsum(
     epilogue: Optional[Any] = None,
     use_128x4_sfd_layout: bool = False,
 ) -> None:
-    """``bhr,hdr->bhd`` and ``bhd,hdr->bhr`` of FP8 operands with scales: batched GEMMs, one for each head.
+    """``bhr,hdr->bhd``, ``bhd,hdr->bhr`` and ``bhd,bhr->hdr`` of FP8 operands with scales: a GEMM for each head.
 
     ======== ================== =================== =====================================
     argument shape              type                layout
@@ -414,10 +414,13 @@ def fp8_einsum(
 
     Shapes are those of the first expression. Only that takes ``c`` or an epilogue, with a launch for each head.
     ``epilogue`` is an object of ``deep_gemm.epilogue``. ``d`` may be a pair ``(d, sfd)`` of e4m3 and its scales,
-    float32 [b, h, d/128] of any strides. ``use_128x4_sfd_layout``, scales in blocks of Blackwell's layout, is refused.
+    float32 [b, h, d/128] of any strides. ``use_128x4_sfd_layout``, scales in blocks of 128x4, is refused.
+
+    The last expression, the gradient of weights, has scales of 128 of the batch for either recipe, [b/128, h, d] and
+    [b/128, h, r], and a launch for each head.
     """
     if use_128x4_sfd_layout:
-        message = "`use_128x4_sfd_layout` is not for Hopper: expected False, found True"
+        message = "`use_128x4_sfd_layout` has no kernels: expected False, found True"
         raise ArgumentError(message, "use_128x4_sfd_layout")
     fused = None
     if epilogue is not None or isinstance(d, (tuple, list)):

@@ -79,13 +79,14 @@ def fp8_fp4_gemm_nt(
     scale. ``c`` may be ``d`` itself.
 
     Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or uint8, or int32 with four of a row in
-    each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
-    Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
+    each, ``[M, K/512]``. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
 
     A or B, or both, may be FP4: int8 or uint8 [M, K/2] with two e2m1 each, the first in the low half, contiguous along
     K. Their scales are 1x32, or 1x128; ``recipe_a`` and ``recipe_b`` may differ then, such as ``(1, 128)`` and
-    ``(1, 32)``. Hopper has no FP4. On Blackwell, whose tensor core takes scales as powers of two, float32 scales are
-    rounded down to them, as by DeepGEMM.
+    ``(1, 32)``. Hopper has no FP4.
+
+    On Blackwell, whose tensor core takes scales as powers of two, float32 scales are rounded down, as by DeepGEMM.
+    ``disable_ue8m0_cast`` refuses that there: scales are UE8M0 then. Hopper never rounds scales.
 
     ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
     ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
@@ -93,6 +94,8 @@ def fp8_fp4_gemm_nt(
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     fused = None
     if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
         d, fused = _epilogue.resolve(d, alpha, epilogue)
@@ -119,6 +122,8 @@ def fp8_fp4_gemm_nn(
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
         d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
@@ -144,6 +149,8 @@ def fp8_fp4_gemm_tn(
     """
     if compiled_dims != "mn":
         _call.expect_dims(compiled_dims)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
         d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
@@ -169,6 +176,8 @@ def fp8_fp4_gemm_tt(
     """
     if compiled_dims != "mn":
         _call.expect_dims(compiled_dims)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
         d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
@@ -192,6 +201,8 @@ def fp8_gemm_nt_skip_head_mid(
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     _call.refuse_none("head_splits", head_splits)
     if _call.is_compiling():
         return _call.ops().fp8_gemm_skip_head_mid(*a, *b, d, head_splits, recipe)

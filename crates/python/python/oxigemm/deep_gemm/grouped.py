@@ -15,7 +15,9 @@ __all__ = [
     "fp8_m_grouped_gemm_nt_masked",
     "k_grouped_bf16_gemm_tn_contiguous",
     "k_grouped_fp16_gemm_tn_contiguous",
+    "k_grouped_fp4_gemm_nt_contiguous",
     "k_grouped_fp8_gemm_nt_contiguous",
+    "k_grouped_fp8_gemm_tn_contiguous",
     "m_grouped_bf16_gemm_nn_contiguous",
     "m_grouped_bf16_gemm_nt_contiguous",
     "m_grouped_bf16_gemm_nt_masked",
@@ -48,6 +50,7 @@ _FLOAT16_NT_M_GROUPED_MASKED = _C.GemmKind("float16", "nt", "m_grouped_masked")
 _BFLOAT16_TN_K_GROUPED_CONTIGUOUS = _C.GemmKind("bfloat16", "tn", "k_grouped_contiguous")
 _FLOAT16_TN_K_GROUPED_CONTIGUOUS = _C.GemmKind("float16", "tn", "k_grouped_contiguous")
 _FP8_NT_K_GROUPED_CONTIGUOUS = _C.GemmKind("fp8", "nt", "k_grouped_contiguous")
+_FP8_TN_K_GROUPED_CONTIGUOUS = _C.GemmKind("fp8", "tn", "k_grouped_contiguous")
 
 
 def m_grouped_fp8_fp4_gemm_nt_contiguous(
@@ -90,6 +93,8 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     fused = None
     if epilogue is not None or isinstance(d, (tuple, list)):
         d, fused = _epilogue.resolve(d, None, epilogue)
@@ -138,6 +143,8 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     if epilogue is not None or isinstance(d, (tuple, list)):
         d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
@@ -206,6 +213,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
         _call.expect_dims(compiled_dims)
     if enable_overlap or signal is not None or max_block_n != 256:
         _call.refuse_overlap(enable_overlap, max_block_n, signal)
+    if disable_ue8m0_cast:
+        _call.expect_no_cast(a, b)
     fused = None
     if epilogue is not None or isinstance(d, (tuple, list)):
         d, fused = _epilogue.resolve(d, None, epilogue)
@@ -482,6 +491,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
 
     ``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not
     know them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
+    ``recipe`` ``(1, 1, 32)`` means scales of 32 instead of 128, for Blackwell.
 
     With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
     it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times
@@ -498,7 +508,72 @@ def k_grouped_fp8_gemm_nt_contiguous(
     if epilogue is not None or isinstance(d, (tuple, list)):
         d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().k_grouped_fp8_gemm(*a, *b, d, ks_cpu, grouped_layout, c, recipe, use_psum_layout)
+        return _call.ops().k_grouped_fp8_gemm("nt", *a, *b, d, ks_cpu, grouped_layout, c, recipe, use_psum_layout)
+    return _C.gemm(
+        _FP8_NT_K_GROUPED_CONTIGUOUS, (a, b, recipe, None, None), d, c, (ks_cpu, grouped_layout, use_psum_layout), None
+    )
+
+
+def k_grouped_fp8_gemm_tn_contiguous(
+    a: Pair,
+    b: Pair,
+    d: Any,
+    ks_cpu: Optional[Sequence[int]] = None,
+    grouped_layout: Optional[Any] = None,
+    c: Optional[Any] = None,
+    recipe: Recipe = (1, 1, 128),
+    compiled_dims: str = "mn",
+    use_psum_layout: bool = False,
+    epilogue: Optional[Any] = None,
+    ks: Optional[Sequence[int]] = None,
+) -> None:
+    """``k_grouped_fp8_gemm_nt_contiguous`` for A [sum of K_g, M] and B [sum of K_g, N], D[g] = C[g] + A_gᵀ·B_g.
+
+    Scales are [sum of K_g/128, M] and [sum of K_g/128, N], where each K_g is divided for itself. Groups follow each
+    other without gaps; ``use_psum_layout`` is refused.
+    """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if ks is not None:
+        ks_cpu = _call.one_of_ks(ks_cpu, ks)
+    if grouped_layout is None:
+        _call.refuse_none("grouped_layout", grouped_layout)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
+    if _call.is_compiling():
+        return _call.ops().k_grouped_fp8_gemm("tn", *a, *b, d, ks_cpu, grouped_layout, c, recipe, use_psum_layout)
+    return _C.gemm(
+        _FP8_TN_K_GROUPED_CONTIGUOUS, (a, b, recipe, None, None), d, c, (ks_cpu, grouped_layout, use_psum_layout), None
+    )
+
+
+def k_grouped_fp4_gemm_nt_contiguous(
+    a: Pair,
+    b: Pair,
+    d: Any,
+    ks_cpu: Optional[Sequence[int]] = None,
+    grouped_layout: Optional[Any] = None,
+    c: Optional[Any] = None,
+    recipe: Recipe = (1, 1, 32),
+    compiled_dims: str = "mn",
+    use_psum_layout: bool = False,
+    epilogue: Optional[Any] = None,
+    ks: Optional[Sequence[int]] = None,
+) -> None:
+    """``k_grouped_fp8_gemm_nt_contiguous`` of FP4 operands with scales of 32 (MXFP4): two of K in each byte, K_g even.
+
+    A byte has the first of two in its low half, and rows of a group are rounded up to 16 bytes. Hopper has no FP4.
+    """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if ks is not None:
+        ks_cpu = _call.one_of_ks(ks_cpu, ks)
+    if grouped_layout is None:
+        _call.refuse_none("grouped_layout", grouped_layout)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
+    if _call.is_compiling():
+        return _call.ops().k_grouped_fp8_gemm("nt", *a, *b, d, ks_cpu, grouped_layout, c, recipe, use_psum_layout)
     return _C.gemm(
         _FP8_NT_K_GROUPED_CONTIGUOUS, (a, b, recipe, None, None), d, c, (ks_cpu, grouped_layout, use_psum_layout), None
     )

@@ -45,6 +45,15 @@ def _expect_scales(sf: Any) -> None:
     expect_elements("sf", sf, ("float32",))
 
 
+def _is_for_blackwell(sf: Any) -> bool:
+    return _call.arch_major(sf) == 10
+
+
+def _expect_psum_layout(sf: Any, psum_layout: Optional[Any]) -> None:
+    if psum_layout is not None and not _is_for_blackwell(sf):
+        raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
+
+
 def _is_mn_major(sf: Any) -> bool:
     """Whether it has the layout of ``get_mn_major_tma_aligned_tensor``."""
     *_, mn, k = sf.shape
@@ -90,10 +99,10 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Any, psum_layout: Optional[
     """float32 scales [MN, K] or [G, MN, K] as packed UE8M0, int32 [MN, K/4] or [G, MN, K/4].
 
     An int32 holds four exponents of a row, the first in the lowest byte. The layout is MN-major. Scales that are no
-    powers of two lose their mantissa.
+    powers of two lose their mantissa. ``psum_layout`` is for Blackwell, and without effect there: what lies between
+    groups is packed as it is.
     """
-    if psum_layout is not None:
-        raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
+    _expect_psum_layout(sf, psum_layout)
     _expect_scales(sf)
     return _transformed(_without_mantissa(sf), "int32", -(-sf.shape[-1] // 4))
 
@@ -114,7 +123,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     GEMMs read this result, transposed, where every K is a multiple of ``4 * gran_k``. This is a launch for each group.
     """
     if use_psum_layout:
-        message = "`use_psum_layout` is not for Hopper: expected False, found True"
+        message = "`use_psum_layout` has no kernels: expected False, found True"
         raise ArgumentError(message, "use_psum_layout")
     _expect_scales(sf)
     if len(sf.shape) != 2:
@@ -160,15 +169,24 @@ def transform_sf_into_required_layout(
     disable_ue8m0_cast: bool = False,
     psum_layout: Optional[Any] = None,
 ) -> Any:
-    """Scales in the layout that kernels for Hopper read fastest.
+    """Scales in the layout that the kernels of the device of ``sf`` read fastest.
 
     ``recipe`` is the block ``(rows, columns)`` that shares a scale, or with ``is_sfa`` the ``(m, n, k)`` of both
-    operands. ``(1, 128)`` scales become MN-major (``get_mn_major_tma_aligned_tensor``), ``(128, 128)`` scales stay as
-    they are. ``disable_ue8m0_cast`` has no effect: float32 scales keep every bit. Packed UE8M0 scales, int32 with four
-    of a row in each, stay as they are.
+    operands.
+
+    ========= ============================== ==================================================================
+    device    ``recipe``                     float32 scales become
+    ========= ============================== ==================================================================
+    Hopper    (1, 128)                       MN-major: ``get_mn_major_tma_aligned_tensor``
+    Hopper    (128, 128)                     what they are
+    Blackwell (1, 128), (128, 128)           a row for each of MN, as packed UE8M0:
+    Blackwell (1, 32), (32, 32)              ``get_mn_major_tma_aligned_packed_ue8m0_tensor``
+    ========= ============================== ==================================================================
+
+    Packed UE8M0 scales, int32 with four of a row in each, stay as they are. ``disable_ue8m0_cast`` refuses float32
+    scales on Blackwell, and has no effect on Hopper, where they keep every bit.
     """
-    if psum_layout is not None:
-        raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
+    _expect_psum_layout(sf, psum_layout)
     if not isinstance(recipe, (tuple, list)):
         found = type(recipe).__name__
         raise ArgumentTypeError(f"`recipe` has the wrong type: expected a tuple of integers, found {found}", "recipe")
@@ -180,8 +198,11 @@ def transform_sf_into_required_layout(
     else:
         expected = "two numbers without `is_sfa`, or three with it"
         raise ArgumentError(f"`recipe` is wrong: expected {expected}, found {tuple(recipe)}", "recipe")
-    if (rows, columns) not in ((1, 128), (128, 128)):
-        expected = "(1, 128) or (128, 128), which Hopper has kernels for"
+    blackwell = _is_for_blackwell(sf)
+    recipes = ((1, 128), (128, 128), (1, 32), (32, 32)) if blackwell else ((1, 128), (128, 128))
+    if (rows, columns) not in recipes:
+        chip = "Blackwell" if blackwell else "Hopper"
+        expected = f"{' or '.join(map(str, recipes))}, which {chip} has kernels for"
         raise ArgumentError(f"`recipe` is wrong: expected {expected}, found {(rows, columns)}", "recipe")
     groups = () if num_groups is None else (expect_int("num_groups", num_groups, 0),)
     shape = (*groups, -(-mn // rows), -(-k // columns))
@@ -191,4 +212,15 @@ def transform_sf_into_required_layout(
         _expect_scales(sf)
     if tuple(sf.shape) != shape:
         raise ArgumentError(f"`sf` has the wrong shape: expected {shape}, found {tuple(sf.shape)}", "sf")
-    return get_mn_major_tma_aligned_tensor(sf) if rows == 1 and dtype_name(sf.dtype) == "float32" else sf
+    if dtype_name(sf.dtype) == "int32":
+        return sf
+    if not blackwell:
+        return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
+    if disable_ue8m0_cast:
+        _call.expect_no_cast((None, sf))
+    repeated = sf if rows == 1 else _repeated_rows(sf, rows)[..., :mn, :]
+    return get_mn_major_tma_aligned_packed_ue8m0_tensor(repeated)
+
+
+def _repeated_rows(sf: Any, times: int) -> Any:
+    return sf.repeat_interleave(times, -2) if is_torch(sf) else sf.repeat(times, -2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -70,10 +70,15 @@ class Operand:
     alpha: float
     weight_error: float
     note: str = ""
+    #: Of weights whose scales the tensor core applies: K, as codes may have more, with zeros behind it.
+    columns: Optional[int] = None
 
     @property
     def runs_as(self) -> str:
-        return "bf16" if self.codes.dtype == torch.bfloat16 else f"fp8 {self.block[0]}x{self.block[1]}"
+        if self.codes.dtype == torch.bfloat16:
+            return "bf16"
+        of = f"{self.block[0]}x{self.block[1]}"
+        return f"fp8 {of}" if self.columns is None else f"{self.recipe} {of}"
 
 
 def ceil_div(x: int, y: int) -> int:
@@ -174,18 +179,23 @@ def _fits(scales: torch.Tensor, shape: Tuple[int, int, int]) -> bool:
 
 
 def operand(weights: Weights, recipe: Optional[str], nvfp4: str, experts: bool, device: torch.device) -> Operand:
-    """What the device multiplies for these weights. ``recipe`` is for numbers that are not quantized yet.
+    """What the device multiplies for these weights. ``recipe`` is for numbers that are not quantized yet; None is what
+    the device multiplies fastest with the least loss.
 
     The library says how: ``oxigemm::layers::Recipe::runs_on``.
     """
     gpu = None
     if device.type == "cuda":
         gpu = torch.cuda.current_device() if device.index is None else device.index
-    strategy = _C.layer_strategy(weights.recipe or recipe or "fp8", nvfp4, gpu)
+    applies_scales = _C.layer_strategy("mxfp8", nvfp4, gpu) == "block-scaled"
+    recipe = recipe or ("mxfp8" if applies_scales else "fp8")
+    strategy = _C.layer_strategy(weights.recipe or recipe, nvfp4, gpu)
     if strategy == "bf16" and experts:
         raise Unsupported("experts of nvfp4 run in FP8, not in BF16")
-    found = weights if weights.recipe is not None else _quantized(weights, recipe or "fp8")
-    if strategy in ("fp8", "fp8-scales-32"):
+    found = weights if weights.recipe is not None else quantized(weights, recipe, applies_scales)
+    if strategy == "block-scaled":
+        result = _block_scaled.operand(found, experts)
+    elif strategy in ("fp8", "fp8-scales-32"):
         result = _as_it_is(found, experts)
     elif strategy == "widen":
         result = _widened(found, experts)
@@ -193,14 +203,16 @@ def operand(weights: Weights, recipe: Optional[str], nvfp4: str, experts: bool, 
         result = _in_bf16(found)
     else:
         result = _requantized(found)
-    if weights.recipe is None:
+    if weights.recipe is None and strategy != "block-scaled":
         # What was lost on both ways together.
-        result.weight_error = _error(result, weights)
+        result.weight_error = error(result, weights)
+    elif weights.recipe is None:
+        result.weight_error = _block_scaled.error(found, weights, experts)
     return result
 
 
-def _quantized(weights: Weights, recipe: str) -> Weights:
-    """Numbers quantized to a recipe, matrix by matrix."""
+def quantized(weights: Weights, recipe: str, power_of_two: bool = False) -> Weights:
+    """Numbers quantized to a recipe, matrix by matrix. Scales of ``fp8`` are powers of two where that is asked for."""
     matrices = [matrix.contiguous() for matrix in weights.codes]
     if recipe == "nvfp4":
         parts = [quantization.quantize_nvfp4(matrix) for matrix in matrices]
@@ -208,7 +220,8 @@ def _quantized(weights: Weights, recipe: str) -> Weights:
         return Weights(recipe, codes, scales, (1, 16), of_all.reshape(-1))
     granularity, dtype = ("128x128", "float8_e4m3fn") if recipe == "fp8" else ("1x32", "float8_e4m3fn")
     dtype = "uint8" if recipe == "mxfp4" else dtype
-    pairs = [quantization.quantize(matrix, granularity, recipe != "fp8", dtype) for matrix in matrices]
+    power_of_two = power_of_two or recipe != "fp8"
+    pairs = [quantization.quantize(matrix, granularity, power_of_two, dtype) for matrix in matrices]
     codes, scales = (torch.stack(list(part)) for part in zip(*pairs))
     if recipe == "fp8":
         return Weights(recipe, codes, scales, (128, 128))
@@ -251,7 +264,7 @@ def _widened(weights: Weights, experts: bool) -> Operand:
                 result.note = "exponents of 128x128 lie too far apart: scales of 32"
             return result
         if experts:
-            result.weight_error = _error(result, weights)
+            result.weight_error = error(result, weights)
             result.note = f"exponents of 128x128 lie too far apart: {changed} values rounded"
             return result
     raise AssertionError("scales of 32 hold every MXFP4 value")
@@ -275,7 +288,7 @@ def _requantized(weights: Weights) -> Operand:
         scales.append(new_scales)
     assert weights.recipe is not None
     result = Operand(weights.recipe, torch.stack(codes), torch.stack(scales), (128, 128), 1.0, 0.0)
-    result.weight_error = _error(result, weights)
+    result.weight_error = error(result, weights)
     result.note = f"rounded from {weights.recipe}, scales of {weights.block[0]}x{weights.block[1]}"
     return result
 
@@ -293,25 +306,33 @@ def dequantized(weights: Weights) -> torch.Tensor:
         scales = of_exponents(scales)
     if weights.recipe == "mxfp4":
         return torch.stack([quantization.dequantize(c, s, "1x32", "float32") for c, s in zip(codes, scales)])
-    return _scaled(codes, scales, weights.block)
+    return scaled(codes, scales, weights.block)
 
 
-def _scaled(codes: torch.Tensor, scales: torch.Tensor, block: Tuple[int, int]) -> torch.Tensor:
+def scaled(codes: torch.Tensor, scales: torch.Tensor, block: Tuple[int, int]) -> torch.Tensor:
     _, n, k = codes.shape
     wide = scales.repeat_interleave(block[0], 1)[:, :n].repeat_interleave(block[1], 2)[:, :, :k]
     return codes.float() * wide
 
 
-def _error(found: Operand, exact: Weights) -> float:
+def error(found: Operand, exact: Weights) -> float:
     """Root of the mean square of the difference, by that of what is exact."""
+
+    def values(group: int) -> torch.Tensor:
+        codes = found.codes[group : group + 1]
+        if codes.dtype == torch.bfloat16:
+            return codes.float() * found.alpha
+        return scaled(codes, found.scales[group : group + 1], found.block)
+
+    return relative(values, exact)
+
+
+def relative(values: Callable[[int], torch.Tensor], exact: Weights) -> float:
+    """The same of the values of each matrix."""
     apart = size = 0.0
     for group, matrix in enumerate(exact.matrices()):
-        expected, codes = dequantized(matrix), found.codes[group : group + 1]
-        if codes.dtype == torch.bfloat16:
-            values = codes.float() * found.alpha
-        else:
-            values = _scaled(codes, found.scales[group : group + 1], found.block)
-        apart += float(torch.linalg.vector_norm(values - expected, dtype=torch.float64)) ** 2
+        expected = dequantized(matrix)
+        apart += float(torch.linalg.vector_norm(values(group) - expected, dtype=torch.float64)) ** 2
         size += float(torch.linalg.vector_norm(expected, dtype=torch.float64)) ** 2
     return float((apart / size) ** 0.5) if apart != 0.0 else 0.0
 
@@ -323,3 +344,6 @@ def check_recipe(recipe: Optional[str], nvfp4: str) -> None:
         raise ArgumentError(message, "recipe")
     if nvfp4 not in ("requantize", "bf16"):
         raise ArgumentError(f"`nvfp4` is unknown: expected requantize or bf16, found {nvfp4!r}", "nvfp4")
+
+
+from . import _block_scaled  # noqa: E402

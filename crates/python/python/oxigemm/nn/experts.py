@@ -8,12 +8,15 @@ import torch
 
 from .. import deep_gemm, fused, moe, quantization
 from ..errors import ArgumentError
-from . import _weights
+from . import _block_scaled, _weights
 from ._module import QuantizedModule, Tensors
 
 __all__ = ["QuantizedExperts", "routed"]
 
 Pair = Tuple[torch.Tensor, torch.Tensor]
+
+#: The projections, by the names that they have here and in checkpoints.
+_PARTS, _KEYS = ("gate_up", "down"), ("gate_up_proj", "down_proj")
 
 
 @torch.compiler.assume_constant_result
@@ -69,13 +72,51 @@ def routed(
     return moe.unpermute(out, places, top_k_weights.to(torch.float32).contiguous())
 
 
+def routed_block_scaled(
+    x: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    gate_up: Tuple[_block_scaled.Form, Pair, float],
+    down: Tuple[_block_scaled.Form, Pair, float],
+    apply_gate: Optional[Any] = None,
+    biases: Tuple[Optional[torch.Tensor], Optional[torch.Tensor]] = (None, None),
+) -> torch.Tensor:
+    """``routed`` for weights whose scales the tensor core applies, each with its form and a factor.
+
+    What is between the GEMMs is quantized by a kernel of its own.
+    """
+    (first, w1, alpha1), (second, w2, alpha2) = gate_up, down
+    experts, both, inner = w1[0].shape[0], w1[0].shape[1], second.columns
+    ids = top_k_index.to(torch.int32).contiguous()
+    tokens, _, ends, places = moe.permute(ids, experts, _alignment())
+    rows, expected_m = tokens.shape[0], max(1, ids.numel() // experts)
+    groups: Dict[str, Any] = {"grouped_layout": ends, "use_psum_layout": True, "expected_m": expected_m}
+
+    def multiply(form: _block_scaled.Form, a: Pair, weight: Pair, d: torch.Tensor, **epilogue: Any) -> None:
+        recipe_a, recipe_b = form.recipes
+        fused.m_grouped_fp8_gemm_nt_fused(a, weight, d, **groups, **epilogue, recipe_a=recipe_a, recipe_b=recipe_b)
+
+    new = {"device": x.device, "dtype": torch.bfloat16}
+    activations = first.gathered(x, tokens)
+    if apply_gate is None:
+        hidden = torch.empty(rows, inner, **new)
+        multiply(first, activations, w1, hidden, alpha=alpha1, bias=biases[0], activation="silu", gated=True)
+    else:
+        gates_and_ups = torch.empty(rows, both, **new)
+        multiply(first, activations, w1, gates_and_ups, alpha=alpha1, bias=biases[0])
+        hidden = apply_gate(gates_and_ups).contiguous()
+    out = torch.empty(rows, x.shape[-1], **new)
+    multiply(second, second.quantized(hidden), w2, out, alpha=alpha2, bias=biases[1])
+    return moe.unpermute(out, places, top_k_weights.to(torch.float32).contiguous())
+
+
 def is_silu(function: Any) -> bool:
     """Whether a module is SiLU, of torch or of transformers."""
     return isinstance(function, torch.nn.SiLU) or type(function).__name__ == "SiLUActivation"
 
 
 class QuantizedExperts(QuantizedModule):
-    """Gated experts of a mixture with weights that were quantized once, to FP8 with scales of 128x128.
+    """Gated experts of a mixture with weights that were quantized once: on Hopper to FP8 with scales of 128x128.
 
     ``from_experts`` makes them of an expert module of transformers. ``forward`` takes hidden states ``[T, K]``, the
     chosen experts ``[T, C]`` and their weights, as those modules do. SwiGLU with ups behind gates is computed in the
@@ -94,7 +135,10 @@ class QuantizedExperts(QuantizedModule):
         self._set(gate_up, down, biases, apply_gate)
 
     def _set(self, gate_up: Any, down: Any, biases: Any, apply_gate: Any) -> None:
-        self.num_experts, both, self.hidden_dim = gate_up.codes.shape
+        self.num_experts, both, columns = gate_up.codes.shape
+        self.hidden_dim = gate_up.columns or columns
+        self._forms = _block_scaled.Form.of(gate_up), _block_scaled.Form.of(down)
+        self._alphas = gate_up.alpha, down.alpha
         self.intermediate_dim = both // 2
         self.shape = [self.num_experts, both, self.hidden_dim]
         self.recipe, self.runs_as = gate_up.recipe, gate_up.runs_as
@@ -160,9 +204,14 @@ class QuantizedExperts(QuantizedModule):
     def tensors(self, name: str) -> Dict[str, torch.Tensor]:
         """The tensors of the experts as a checkpoint of FP8 has them, for ``safetensors.torch.save_file``."""
         found = {}
-        for part, key in (("gate_up", "gate_up_proj"), ("down", "down_proj")):
-            found[f"{name}.{key}"] = getattr(self, f"{part}_codes").clone()
-            found[f"{name}.{key}_scale_inv"] = getattr(self, f"{part}_scales").clone()
+        for part, key, form, alpha in zip(_PARTS, _KEYS, self._forms, self._alphas):
+            codes, scales = getattr(self, f"{part}_codes"), getattr(self, f"{part}_scales")
+            if form is not None:
+                own = form.tensors(codes, scales, alpha)
+                found.update({f"{name}.{key}{end}": tensor for end, tensor in own.items()})
+            else:
+                found[f"{name}.{key}"] = codes.clone()
+                found[f"{name}.{key}_scale_inv"] = scales.clone()
             if self._has_bias[key == "down_proj"]:
                 found[f"{name}.{key}_bias"] = getattr(self, f"{part}_bias").clone()
         return found
@@ -190,7 +239,16 @@ class QuantizedExperts(QuantizedModule):
         )
         weights = (self.gate_up_codes, self.gate_up_scales), (self.down_codes, self.down_scales)
         x = hidden_states.to(torch.bfloat16)
-        out = routed(x, top_k_index, top_k_weights, *weights, self._gate, biases)
+        first, second = self._forms
+        if first is None or second is None:
+            out = routed(x, top_k_index, top_k_weights, *weights, self._gate, biases)
+        else:
+            rows = self.gate_up_codes.shape[1], self.down_codes.shape[1]
+            operands = [
+                (form, (codes, form.words_of(words, n)), alpha)
+                for form, (codes, words), n, alpha in zip((first, second), weights, rows, self._alphas)
+            ]
+            out = routed_block_scaled(x, top_k_index, top_k_weights, *operands, self._gate, biases)
         return out.to(hidden_states.dtype)
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from .. import deep_gemm, fused, quantization
 from ..errors import ArgumentError, OxigemmError
-from . import _weights
+from . import _block_scaled, _weights
 from ._module import QuantizedModule, Tensors, working_dtype
 
 __all__ = ["QuantizedLinear"]
@@ -22,12 +22,16 @@ class QuantizedLinear(QuantizedModule):
     are float32 first. There is no backward pass.
     """
 
-    def __init__(self, operand: _weights.Operand, bias: Optional[torch.Tensor] = None) -> None:
+    def __init__(
+        self, operand: _weights.Operand, bias: Optional[torch.Tensor] = None, input_scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self._set(operand, bias)
+        self._set(operand, bias, input_scale)
 
-    def _set(self, operand: _weights.Operand, bias: Optional[torch.Tensor]) -> None:
-        _, self.out_features, self.in_features = operand.codes.shape
+    def _set(self, operand: _weights.Operand, bias: Optional[torch.Tensor], input_scale: float = 1.0) -> None:
+        _, self.out_features, columns = operand.codes.shape
+        self.in_features = operand.columns or columns
+        self._form = _block_scaled.Form.of(operand)
         self.recipe, self.runs_as = operand.recipe, operand.runs_as
         self.weight_error, self.note = operand.weight_error, operand.note
         self._block, self._alpha = operand.block, operand.alpha
@@ -38,6 +42,9 @@ class QuantizedLinear(QuantizedModule):
             parts["bias_f32"] = bias.detach().float()
             # Granularities that have no kernels with an epilogue add a matrix of the type of D.
             parts["bias_bf16"] = bias.detach().bfloat16()
+        self._input_scale = input_scale
+        if self._form is not None and self._form.is_nvfp4:
+            parts["input_scale"] = torch.full((1,), input_scale, dtype=torch.float32, device=operand.codes.device)
         self._has_bias = bias is not None
         self._allocate(parts)
 
@@ -51,7 +58,9 @@ class QuantizedLinear(QuantizedModule):
         ``weight_packed``) with ``weight_scale_inv``, ``weight_scale``, ``weight_scale_2`` or ``weight_global_scale``.
         ``recipe`` is what numbers are quantized to: ``fp8`` (the default), ``mxfp8``, ``mxfp4`` or ``nvfp4``. Weights
         that are quantized keep theirs. ``nvfp4`` is what becomes of NVFP4 weights: ``requantize`` to FP8, with
-        ``weight_error``, or ``bf16``, without loss.
+        ``weight_error``, or ``bf16``, without loss. Where the tensor core applies scales, on Blackwell, numbers become
+        ``mxfp8`` by default, and NVFP4 weights stay what they are: their activations are then quantized with one scale
+        of all, ``input_scale`` (or 1 by ``input_global_scale``) of the module, 1 without it.
 
         >>> layer = QuantizedLinear.from_linear(torch.nn.Linear(1024, 512).bfloat16())
         """
@@ -82,10 +91,14 @@ class QuantizedLinear(QuantizedModule):
 
         With scales of 128x128 they are ``weight`` and ``weight_scale_inv``, as DeepSeek has them; with others
         ``weight`` and ``weight_scale``, of which those of 32 are exponents (uint8). A layer in BF16 has no codes any
-        more: save what it was made of.
+        more: save what it was made of. On Blackwell, codes and scales are those of its recipe.
         """
         if self.codes.dtype == torch.bfloat16:
             raise OxigemmError("the layer runs in BF16: expected one in FP8, whose codes can be saved")
+        if self._form is not None:
+            found = self._form.tensors(self.codes, self.scales, self._alpha)
+            found = {f"{name}.weight{end}": tensor for end, tensor in found.items()}
+            return {**found, f"{name}.bias": self.bias_f32.clone()} if self._has_bias else found
         key = "weight_scale_inv" if self._block == (128, 128) else "weight_scale"
         scales = self.scales
         if self._block[1] == 32:
@@ -108,8 +121,7 @@ class QuantizedLinear(QuantizedModule):
         original = self.original
         assert original is not None
         with torch.no_grad():
-            operand, bias = _read(original, self._recipe, self._nvfp4, device)
-            self._set(operand, bias)
+            self._set(*_read(original, self._recipe, self._nvfp4, device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._refuse_gradients(x)
@@ -126,6 +138,13 @@ class QuantizedLinear(QuantizedModule):
         return d.to(dtype).view(*x.shape[:-1], self.out_features)
 
     def _multiply(self, rows: torch.Tensor, d: torch.Tensor) -> None:
+        if self._form is not None:
+            scale = self.input_scale if self._form.is_nvfp4 else None
+            activations = self._form.quantized(rows, scale)
+            weight = self.codes, self._form.words_of(self.scales, self.out_features)
+            bias = self.bias_f32 if self._has_bias else None
+            _block_scaled.multiply(self._form, activations, weight, d, self._alpha, bias, self._input_scale)
+            return
         across = self._block[1]
         m = rows.shape[0]
         # MN-major with 16-byte columns: what GEMMs read fastest.
@@ -162,4 +181,12 @@ def _read(linear: torch.nn.Module, recipe: Optional[str], nvfp4: str, device: An
     device = weights.codes.device
     if device.type not in ("cpu", "cuda"):
         raise _weights.Unsupported(f"it is on {device}")
-    return _weights.operand(weights, recipe, nvfp4, False, device), bias
+    return _weights.operand(weights, recipe, nvfp4, False, device), bias, _input_scale(linear)
+
+
+def _input_scale(linear: torch.nn.Module) -> float:
+    """The scale of all activations, as a checkpoint of NVFP4 has it."""
+    factor, divisor = getattr(linear, "input_scale", None), getattr(linear, "input_global_scale", None)
+    if factor is not None:
+        return float(factor)
+    return 1.0 if divisor is None else 1.0 / float(divisor)

@@ -37,8 +37,8 @@ def optimize(
     ========== =======================================================================================================
     model      any module; layers have to be on a Hopper GPU, or on the CPU, where the reference or the simulator
                computes them
-    recipe     what layers that are not quantized become: ``fp8`` (None), ``mxfp8``, ``mxfp4`` or ``nvfp4``. Layers of
-               a quantized checkpoint keep what they are quantized to
+    recipe     what layers that are not quantized become: ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``; None is ``fp8``
+               on Hopper and ``mxfp8`` on Blackwell. Layers of a quantized checkpoint keep what they are quantized to
     sample     what the model is called with once, for the error of each layer: a tuple of arguments, a dict of named
                ones, a tensor, or a function of the model. All weights are then in memory twice for a while
     skip       names of modules to leave alone, as patterns of ``fnmatch``, or a function of name and module. The

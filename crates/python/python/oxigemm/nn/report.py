@@ -18,7 +18,8 @@ class LayerReport:
     kind: str
     #: What the weights are quantized to: ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``.
     recipe: str
-    #: How they are multiplied: ``fp8 128x128``, ``fp8 1x128``, ``fp8 1x32``, ``fp8 32x32`` or ``bf16``.
+    #: How they are multiplied: ``fp8 128x128``, ``fp8 1x128``, ``fp8 1x32``, ``fp8 32x32`` or ``bf16``; on Blackwell
+    #: also ``mxfp8 1x32``, ``mxfp4 1x32`` and ``nvfp4 1x16``.
     runs_as: str
     #: ``[N, K]``, or ``[E, N, K]`` of the first projection of experts.
     shape: List[int]

@@ -7,14 +7,16 @@ import os
 import sys
 from typing import Any, Callable
 
+from ... import _oxigemm
+
 __all__ = ["get_arch_major", "ignore_env", "test_filter"]
 
 
 def get_arch_major() -> int:
-    """The major compute capability of torch's current GPU; 9, that of the simulated one, without a GPU."""
+    """The major compute capability of torch's current GPU; without one that of the simulated GPU, or 9."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
-        return 9
+        return _oxigemm.arch_major() or 9
     return torch.cuda.get_device_capability()[0]
 
 
