@@ -212,7 +212,7 @@ const fn unfused(
 
 /// All operations; the first is the default.
 #[rustfmt::skip]
-const OPS: [Op; 42] = [
+const OPS: [Op; 44] = [
     row("fp8", "Dense FP8 GEMM, 1D2D scales: fp8_gemm_nt", FP8, Dense, &GemmLayout::ALL),
     unfused("fp8-1d1d", "Dense FP8 GEMM, 1D1D scales: fp8_gemm_nt", FP8_1D1D, Dense, &[Nt]),
     row("fp8-contiguous", "m-grouped contiguous FP8 GEMM: m_grouped_fp8_gemm_nt_contiguous", FP8, MGroupedContiguous, &[]),
@@ -221,6 +221,8 @@ const OPS: [Op; 42] = [
     row("fp8-kgrouped", "k-grouped FP8 GEMM, 1D1D scales: k_grouped_fp8_gemm_nt_contiguous and _tn_", FP8_1D1D, KGrouped, &[Nt, Tn]),
     row("bf16-kgrouped", "k-grouped BF16 GEMM: k_grouped_bf16_gemm_tn_contiguous and _nt_", BF16, KGrouped, &[Tn, Nt]),
     row("fp16-kgrouped", "k-grouped FP16 GEMM: k_grouped_fp16_gemm_tn_contiguous and _nt_", FP16, KGrouped, &[Tn, Nt]),
+    unfused("mxfp8-kgrouped", "k-grouped MXFP8 GEMM, UE8M0 scales of 32: k_grouped_fp8_gemm_nt_contiguous and _tn_", MXFP8, KGrouped, &[Nt, Tn]),
+    unfused("mxfp4-kgrouped", "k-grouped MXFP4 GEMM, UE8M0 scales of 32: k_grouped_fp4_gemm_nt_contiguous", MXFP4, KGrouped, &[Nt]),
     row("bf16", "Dense BF16 GEMM: bf16_gemm_nt, _nn, _tn and _tt", BF16, Dense, &GemmLayout::ALL),
     row("fp16", "Dense FP16 GEMM: fp16_gemm_nt, _nn, _tn and _tt", FP16, Dense, &GemmLayout::ALL),
     row("bf16-contiguous", "m-grouped contiguous BF16 GEMM: m_grouped_bf16_gemm_nt_contiguous and _nn_", BF16, MGroupedContiguous, &[Nt, Nn]),
@@ -318,6 +320,6 @@ mod tests {
         }
         assert_eq!((FP8.salt(), BF16.salt(), FP16.salt()), (0, 8, 9));
         assert!(Op::all().iter().all(|op| op.types.scale_type == DType::F32 || op.types.has_scales()));
-        assert_eq!(Op::k_grouped_forms().len(), 6);
+        assert_eq!(Op::k_grouped_forms().len(), 9);
     }
 }
