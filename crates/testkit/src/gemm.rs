@@ -6,11 +6,11 @@ use std::sync::Arc;
 use oxigemm::{
     Addend, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, fp8_fp4_gemm,
     fp8_fp4_gemm_nt_fused, fp8_gemm, fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed, half_gemm,
-    half_gemm_nt_fused, k_grouped_fp4_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous,
-    k_grouped_half_gemm, m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_fused,
-    m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused,
-    m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm, m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt,
-    nvfp4_gemm_nt,
+    half_gemm_nt_fused, k_grouped_fp4_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_fp8_gemm_tn_contiguous, k_grouped_half_gemm, m_grouped_fp8_fp4_gemm_nt_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_fused, m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm,
+    m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt,
 };
 
 use oxigemm::cast::ScaleFormat;

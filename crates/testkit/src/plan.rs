@@ -179,7 +179,8 @@ pub fn case_of(kernel: &GemmKernel, dims: [usize; 3]) -> GemmCase {
 /// Operand types and layout of a k-grouped case that a kernel serves.
 pub fn k_grouped_form_of(kernel: &GemmKernel) -> Option<(OperandTypes, GemmLayout)> {
     Op::k_grouped_forms().into_iter().find(|&(types, layout)| {
-        operand_kind_on(&GemmCase::k_grouped(types, layout, Vec::new(), [1, 1]), kernel.arch()) == kernel.operands()
+        operand_kind_on(&GemmCase::k_grouped(types, layout, Vec::new(), [1, 1]), kernel.arch())
+            == kernel.operands()
     })
 }
 
@@ -214,7 +215,8 @@ fn k_shape(case: &GemmCase, ks: &[usize], arch: Arch) -> KGroupedShape {
     let extent: usize = ks.iter().map(|k| k.next_multiple_of(k_unit(case))).sum();
     let [groups, m, n, k] = [ks.len(), case.m, case.n, extent].map(|x| x as u32);
     // Operands that are transposed first are then rounded up.
-    let transposed =
-        case.types.has_scales() && case.layout == GemmLayout::Tn && !operand_kind_on(case, arch).is_block_scaled();
+    let transposed = case.types.has_scales()
+        && case.layout == GemmLayout::Tn
+        && !operand_kind_on(case, arch).is_block_scaled();
     KGroupedShape { groups, m, n, k: if transposed { result_extent(k.into(), groups) as u32 } else { k } }
 }

@@ -22,7 +22,8 @@ const PAGES: [usize; 4] = [16, 32, 64, 128];
 
 /// Whether an architecture has kernels for logits, besides those that are the same for all.
 fn has_kernels(arch: Arch) -> bool {
-    let is_one = |kernel| matches!(kernel, KernelId::Attention(config) if !matches!(config, Config::PagedMetadata(_)));
+    let is_one =
+        |kernel| matches!(kernel, KernelId::Attention(config) if !matches!(config, Config::PagedMetadata(_)));
     KernelId::all(arch).any(is_one)
 }
 

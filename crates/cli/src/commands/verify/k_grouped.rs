@@ -26,7 +26,8 @@ pub fn checks(setup: &Setup) -> Vec<Check> {
 
 /// Operand types and layouts that the device computes.
 fn forms(setup: &Setup) -> Vec<(OperandTypes, GemmLayout)> {
-    let served = |form: &(OperandTypes, GemmLayout)| setup.serves(&k_grouped(*form, &[128, 64], [64, 128], 0));
+    let served =
+        |form: &(OperandTypes, GemmLayout)| setup.serves(&k_grouped(*form, &[128, 64], [64, 128], 0));
     Op::k_grouped_forms().into_iter().filter(served).collect()
 }
 
@@ -173,10 +174,10 @@ fn replayed(setup: &Setup) -> Result<String, Failure> {
         let mut gemm = of(turns[0], 0)?.upload(&setup.device)?;
         gemm.run(&options)?;
         let graph = stream.capture(|_| gemm.run(&options))?;
-        for (turn, ks) in turns.into_iter().enumerate() {
+        for (turn, ks) in turns.into_iter().enumerate().step_by(if setup.is_thrifty() { 3 } else { 1 }) {
             gemm.replace(&of(ks, turn as u64)?)?;
             setup.replay(&mut gemm, &graph, &stream, turn)?;
         }
     }
-    Ok(format!("one graph of each form, launched with {} sets of groups", turns.len()))
+    Ok("one graph of each form, launched with several sets of groups".to_owned())
 }

@@ -36,6 +36,7 @@ use oxigemm_testkit::plan::plan as planned;
 use oxigemm_testkit::{Effort, Failure, Gemm, GemmCase, Verdict};
 use serde_json::json;
 
+use crate::commands::prebuild::target_names;
 use crate::output::{print_json, print_line, progress};
 use crate::{Common, Outcome};
 
@@ -359,7 +360,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if args.compare.is_some() && device.as_cuda().is_none_or(|cuda| !cuda.is_supported()) {
         return Err(format!(
             "--compare runs the same inputs on a GPU of {} and in the simulator; the device here is {device}",
-            Arch::ALL.map(Arch::name).join(" or ")
+            target_names().join(" or ")
         )
         .into());
     }
@@ -430,7 +431,9 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
             print_line(&format!("without a kernel of {arch}: {}", absent.join("; ")));
         }
         let absent = if absent.is_empty() { String::new() } else { format!(", {} absent", absent.len()) };
-        print_line(&format!("on {device}, kernels of {arch}: {passed} passed, {failed} failed{skipped}{absent}"));
+        print_line(&format!(
+            "on {device}, kernels of {arch}: {passed} passed, {failed} failed{skipped}{absent}"
+        ));
     }
     Ok(failed == 0 && passed > 0)
 }

@@ -236,9 +236,9 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxigemm::sim::Options;
     use oxigemm::Sim;
     use oxigemm::plan::{GemmConfig, Limits};
+    use oxigemm::sim::Options;
     use oxigemm_kernels::gemm::Launch;
     use oxigemm_testkit::plan::plan_in_order;
     use oxigemm_testkit::{FP8_1D1D, FP8_1X32, FP8_32X32};
