@@ -13,6 +13,7 @@ use oxigemm_ptx::{Kernel, Target};
 ///
 /// assert_eq!(Arch::of((9, 0)), Some(Arch::Sm90a));
 /// assert_eq!(Arch::of((10, 0)), Some(Arch::Sm100a));
+/// assert_eq!(Arch::of((10, 3)), Some(Arch::Sm100a));
 /// assert_eq!(Arch::of((8, 0)), None);
 /// assert_eq!(Arch::Sm90a.name(), "sm_90a");
 /// ```
@@ -20,7 +21,7 @@ use oxigemm_ptx::{Kernel, Target};
 pub enum Arch {
     /// Hopper: H100, H200, GH200.
     Sm90a,
-    /// Blackwell: B200, GB200.
+    /// Blackwell: B200, GB200, and with a target of their own B300, GB300.
     Sm100a,
 }
 
@@ -58,10 +59,31 @@ impl Arch {
 
     /// The architecture of devices with this compute capability, as `(major, minor)`.
     pub fn of(compute_capability: (u32, u32)) -> Option<Arch> {
-        Arch::ALL.into_iter().find(|arch| arch.target().compute_capability() == compute_capability)
+        Arch::all_targets()
+            .find(|(_, target)| target.compute_capability() == compute_capability)
+            .map(|(arch, _)| arch)
     }
 
-    /// The PTX target.
+    /// Every target that there are kernels for, with its architecture.
+    pub fn all_targets() -> impl Iterator<Item = (Arch, Target)> {
+        Arch::ALL.into_iter().flat_map(|arch| arch.targets().iter().map(move |target| (arch, *target)))
+    }
+
+    /// The targets that its kernels are assembled for: their text is the same but for the header. Code for one of them
+    /// does not run on devices of another.
+    pub const fn targets(self) -> &'static [Target] {
+        match self {
+            Arch::Sm90a => &[Target::Sm90a],
+            Arch::Sm100a => &[Target::Sm100a, Target::Sm103a],
+        }
+    }
+
+    /// The target of its devices with this compute capability.
+    pub fn target_of(self, compute_capability: (u32, u32)) -> Option<Target> {
+        self.targets().iter().copied().find(|target| target.compute_capability() == compute_capability)
+    }
+
+    /// The PTX target that its kernels are written for.
     pub const fn target(self) -> Target {
         match self {
             Arch::Sm90a => Target::Sm90a,
@@ -117,7 +139,14 @@ mod tests {
     #[test]
     fn every_architecture_is_found_by_its_compute_capability_and_has_the_name_of_its_target() {
         for arch in Arch::ALL {
-            assert_eq!(Arch::of(arch.target().compute_capability()), Some(arch));
+            assert!(
+                arch.targets()[0] == arch.target()
+                    && arch.targets().iter().all(|x| x.has_all_of(arch.target()))
+            );
+            for target in arch.targets() {
+                let capability = target.compute_capability();
+                assert_eq!((Arch::of(capability), arch.target_of(capability)), (Some(arch), Some(*target)));
+            }
             assert_eq!(arch.name(), arch.target().name());
             assert!(arch.name().replace('_', "").starts_with(arch.short_name()));
         }

@@ -5,7 +5,7 @@ use crate::attention;
 use crate::gemm::{GemmKernel, pack_scales, transpose, transpose_k_grouped, unpack_scales};
 use crate::hyper_connection;
 use crate::quantize;
-use oxigemm_ptx::{BuildError, Module};
+use oxigemm_ptx::{BuildError, Module, Target};
 
 /// A kernel of the closed set. An operation joins the set with a variant that holds its compile-time configuration.
 ///
@@ -113,7 +113,21 @@ impl KernelId {
     /// # Ok::<(), oxigemm_ptx::BuildError>(())
     /// ```
     pub fn code_text(&self) -> Result<String, BuildError> {
-        let module = self.build()?;
+        self.code_text_for(self.arch().target())
+    }
+
+    /// The same for one of the [targets](Arch::targets) of its architecture.
+    ///
+    /// ```
+    /// use oxigemm_kernels::{Arch, KernelId, Target};
+    ///
+    /// let kernel = KernelId::TransposeKGrouped(Arch::Sm100a);
+    /// assert!(kernel.code_text_for(Target::Sm103a)?.contains(".target sm_103a"));
+    /// assert!(kernel.code_text_for(Target::Sm90a).is_err());
+    /// # Ok::<(), oxigemm_ptx::BuildError>(())
+    /// ```
+    pub fn code_text_for(&self, target: Target) -> Result<String, BuildError> {
+        let module = self.build()?.for_target(target)?;
         let lines = std::env::var_os("OXIGEMM_LINES").is_some_and(|value| !value.is_empty() && value != "0");
         Ok(if lines { module.text } else { module.without_lines() })
     }

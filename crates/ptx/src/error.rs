@@ -40,6 +40,16 @@ pub enum BuildErrorKind {
         /// The limit that was set.
         limit: PtxVersion,
     },
+    /// A module was asked for a target that may lack what it is written with.
+    #[error("`{entry}` is written for {of}, and {target} has not all of that")]
+    OtherTarget {
+        /// The module's entry.
+        entry: String,
+        /// What it is written for.
+        of: Target,
+        /// What it was asked for.
+        target: Target,
+    },
     /// An operand's value breaks a rule of the instruction.
     #[error("{0}")]
     Operand(String),

@@ -51,6 +51,23 @@ pub struct Module {
 }
 
 impl Module {
+    /// The same for another target, which has all that it is written with.
+    ///
+    /// # Errors
+    /// If the target may lack something.
+    #[track_caller]
+    pub fn for_target(&self, target: Target) -> Result<Module, BuildError> {
+        if !target.has_all_of(self.target) {
+            let (entry, of) = (self.entry.clone(), self.target);
+            let kind = BuildErrorKind::OtherTarget { entry, of, target };
+            return Err(BuildError { at: Location::caller(), kind });
+        }
+        let version = self.version.max(target.since());
+        let header = |version, target| format!(".version {version}\n.target {target}\n");
+        let text = self.text.replacen(&header(self.version, self.target), &header(version, target), 1);
+        Ok(Module { entry: self.entry.clone(), target, version, text })
+    }
+
     /// The text without `.file`, `.loc` and names: what the code is, apart from where it was written.
     pub fn without_lines(&self) -> String {
         let kept = self.text.lines().filter(|line| {

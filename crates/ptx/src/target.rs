@@ -53,6 +53,11 @@ impl Target {
         }
     }
 
+    /// Whether it has all that kernels for another target are written with, so that only their headers differ.
+    pub fn has_all_of(self, other: Target) -> bool {
+        self == other || matches!((self, other), (Target::Sm103a, Target::Sm100a))
+    }
+
     /// The first PTX version that knows this target.
     pub fn since(self) -> PtxVersion {
         match self {
@@ -125,5 +130,19 @@ impl fmt::Display for Arch {
                 f.write_str(&names.join(" or "))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_instructions_need_of_blackwell_its_successor_has() {
+        assert!(Target::Sm103a.has_all_of(Target::Sm100a) && !Target::Sm100a.has_all_of(Target::Sm103a));
+        for needs in [Needs::BASE, Needs::SM90, Needs::SM90A, Needs::SM90A_ON, Needs::TCGEN05] {
+            assert_eq!(needs.met_by(Target::Sm100a), needs.met_by(Target::Sm103a), "{needs:?}");
+        }
+        assert!(!Needs::SM90A.met_by(Target::Sm103a) && !Target::Sm103a.has_all_of(Target::Sm90a));
     }
 }

@@ -40,6 +40,8 @@ pub enum TraceUnit {
     Wgmma,
     /// A `tcgen05.mma`, `cp`, `shift` or `commit` from its issue to its completion.
     Tcgen05,
+    /// Columns of tensor memory from `tcgen05.alloc` to `dealloc`; a `tcgen05.ld` or `st` up to the wait of its warp.
+    TensorMemory,
     /// A bulk or tensor copy into shared memory, from its issue to its completion.
     Load,
     /// A bulk or tensor copy out of shared memory.

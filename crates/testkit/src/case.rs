@@ -149,13 +149,15 @@ impl GemmCase {
         GemmCase { grouping: Grouping::M(groups), ..GemmCase::dense(types, GemmLayout::Nt, [m, n, k]) }
     }
 
-    /// A GEMM for each of some ranges of K, without gaps. D is FP32.
+    /// A GEMM for each of some ranges of K, without gaps. D is FP32. Ranges of FP4 are of whole bytes.
     pub fn k_grouped(
         types: OperandTypes,
         layout: GemmLayout,
         ks: Vec<usize>,
         [m, n]: [usize; 2],
     ) -> GemmCase {
+        let unit = if types.has_fp4() { 2 } else { 1 };
+        let ks: Vec<usize> = ks.into_iter().map(|k| k.next_multiple_of(unit)).collect();
         let k = ks.iter().sum::<usize>() / ks.len().max(1);
         GemmCase {
             grouping: Grouping::K(ks),

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use oxigemm::{
     Addend, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, fp8_fp4_gemm,
     fp8_fp4_gemm_nt_fused, fp8_gemm, fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed, half_gemm,
-    half_gemm_nt_fused, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous,
-    k_grouped_half_gemm, m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_fused,
-    m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused,
-    m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm, m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt,
-    nvfp4_gemm_nt,
+    half_gemm_nt_fused, k_grouped_fp4_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_fp8_gemm_tn_contiguous, k_grouped_half_gemm, m_grouped_fp8_fp4_gemm_nt_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_fused, m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm,
+    m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt,
 };
 
 use oxigemm::cast::ScaleFormat;
@@ -28,12 +28,17 @@ impl GemmCase {
     /// Draws the operands and puts them on a device. Scales are powers of two where its tensor core applies them: others
     /// would lose their mantissa.
     pub fn on(&self, device: &Device) -> Result<Gemm, Failure> {
+        self.drawn_for(device)?.upload(device)
+    }
+
+    /// The operands that [`on`](Self::on) puts on a device.
+    pub fn drawn_for(&self, device: &Device) -> Result<GemmData, Failure> {
         let mut case = self.clone();
         let kind = device.limits().map(|limits| plan::operand_kind_on(self, limits.arch));
         if kind.is_some_and(|kind| kind.is_block_scaled()) {
             case.types.scale_format = ScaleFormat::PowerOfTwo;
         }
-        GemmData::draw(case)?.upload(device)
+        GemmData::draw(case)
     }
 }
 
@@ -175,9 +180,13 @@ impl Gemm {
                 match scales {
                     Some([sfa, sfb]) => {
                         let function = match layout {
+                            _ if fp4 => k_grouped_fp4_gemm_nt_contiguous,
                             GemmLayout::Tn => k_grouped_fp8_gemm_tn_contiguous,
                             _ => k_grouped_fp8_gemm_nt_contiguous,
                         };
+                        // Where a row has one scale of each group, its number does not say what it is of.
+                        let scale_blocks = [Some(plan::scale_block(case)); 2];
+                        let options = &GemmOptions { scale_blocks, ..options.clone() };
                         function((a, sfa), (b, sfb), addend, d, ks, None, options)
                     }
                     None => k_grouped_half_gemm(layout, a, b, addend, d, ks, None, options),

@@ -212,7 +212,7 @@ const fn unfused(
 
 /// All operations; the first is the default.
 #[rustfmt::skip]
-const OPS: [Op; 42] = [
+const OPS: [Op; 44] = [
     row("fp8", "Dense FP8 GEMM, 1D2D scales: fp8_gemm_nt", FP8, Dense, &GemmLayout::ALL),
     unfused("fp8-1d1d", "Dense FP8 GEMM, 1D1D scales: fp8_gemm_nt", FP8_1D1D, Dense, &[Nt]),
     row("fp8-contiguous", "m-grouped contiguous FP8 GEMM: m_grouped_fp8_gemm_nt_contiguous", FP8, MGroupedContiguous, &[]),
@@ -221,6 +221,8 @@ const OPS: [Op; 42] = [
     row("fp8-kgrouped", "k-grouped FP8 GEMM, 1D1D scales: k_grouped_fp8_gemm_nt_contiguous and _tn_", FP8_1D1D, KGrouped, &[Nt, Tn]),
     row("bf16-kgrouped", "k-grouped BF16 GEMM: k_grouped_bf16_gemm_tn_contiguous and _nt_", BF16, KGrouped, &[Tn, Nt]),
     row("fp16-kgrouped", "k-grouped FP16 GEMM: k_grouped_fp16_gemm_tn_contiguous and _nt_", FP16, KGrouped, &[Tn, Nt]),
+    unfused("mxfp8-kgrouped", "k-grouped MXFP8 GEMM, UE8M0 scales of 32: k_grouped_fp8_gemm_nt_contiguous and _tn_", MXFP8, KGrouped, &[Nt, Tn]),
+    unfused("mxfp4-kgrouped", "k-grouped MXFP4 GEMM, UE8M0 scales of 32: k_grouped_fp4_gemm_nt_contiguous", MXFP4, KGrouped, &[Nt]),
     row("bf16", "Dense BF16 GEMM: bf16_gemm_nt, _nn, _tn and _tt", BF16, Dense, &GemmLayout::ALL),
     row("fp16", "Dense FP16 GEMM: fp16_gemm_nt, _nn, _tn and _tt", FP16, Dense, &GemmLayout::ALL),
     row("bf16-contiguous", "m-grouped contiguous BF16 GEMM: m_grouped_bf16_gemm_nt_contiguous and _nn_", BF16, MGroupedContiguous, &[Nt, Nn]),
@@ -237,24 +239,24 @@ const OPS: [Op; 42] = [
     unfused("fp8-32x32", "Dense FP8 GEMM, 1x32 and 32x32 scales: fp8_gemm_nt", FP8_32X32, Dense, &GemmLayout::ALL),
     unfused("fp8-32x32-contiguous", "m-grouped contiguous FP8 GEMM, 1x32 and 32x32 scales: m_grouped_fp8_gemm_nt_contiguous", FP8_32X32, MGroupedContiguous, &[]),
     unfused("fp8-32x32-masked", "m-grouped masked FP8 GEMM, 1x32 and 32x32 scales: m_grouped_fp8_gemm_nt_masked", FP8_32X32, MGroupedMasked, &[]),
-    unfused("mxfp8", "Dense MXFP8 GEMM, UE8M0 scales of 32: fp8_fp4_gemm_nt", MXFP8, Dense, &GemmLayout::ALL),
-    unfused("mxfp8-contiguous", "m-grouped contiguous MXFP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_contiguous", MXFP8, MGroupedContiguous, &[]),
-    unfused("mxfp8-masked", "m-grouped masked MXFP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_masked", MXFP8, MGroupedMasked, &[]),
-    unfused("mxfp4", "Dense MXFP4 GEMM, UE8M0 scales of 32: fp4_gemm_nt", MXFP4, Dense, &GemmLayout::ALL),
-    unfused("mxfp4-contiguous", "m-grouped contiguous MXFP4 GEMM, UE8M0 scales of 32: m_grouped_fp4_gemm_nt_contiguous", MXFP4, MGroupedContiguous, &[]),
-    unfused("mxfp4-masked", "m-grouped masked MXFP4 GEMM, UE8M0 scales of 32: m_grouped_fp4_gemm_nt_masked", MXFP4, MGroupedMasked, &[]),
+    row("mxfp8", "Dense MXFP8 GEMM, UE8M0 scales of 32: fp8_fp4_gemm_nt", MXFP8, Dense, &GemmLayout::ALL),
+    row("mxfp8-contiguous", "m-grouped contiguous MXFP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_contiguous", MXFP8, MGroupedContiguous, &[]),
+    row("mxfp8-masked", "m-grouped masked MXFP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_masked", MXFP8, MGroupedMasked, &[]),
+    row("mxfp4", "Dense MXFP4 GEMM, UE8M0 scales of 32: fp4_gemm_nt", MXFP4, Dense, &GemmLayout::ALL),
+    row("mxfp4-contiguous", "m-grouped contiguous MXFP4 GEMM, UE8M0 scales of 32: m_grouped_fp4_gemm_nt_contiguous", MXFP4, MGroupedContiguous, &[]),
+    row("mxfp4-masked", "m-grouped masked MXFP4 GEMM, UE8M0 scales of 32: m_grouped_fp4_gemm_nt_masked", MXFP4, MGroupedMasked, &[]),
     unfused("nvfp4", "Dense NVFP4 GEMM, E4M3 scales of 16: nvfp4_gemm_nt", NVFP4, Dense, &[Nt]),
     unfused("nvfp4-contiguous", "m-grouped contiguous NVFP4 GEMM, E4M3 scales of 16: m_grouped_nvfp4_gemm_nt", NVFP4, MGroupedContiguous, &[]),
     unfused("nvfp4-masked", "m-grouped masked NVFP4 GEMM, E4M3 scales of 16: m_grouped_nvfp4_gemm_nt", NVFP4, MGroupedMasked, &[]),
-    unfused("fp8-fp4", "Dense FP8 by FP4 GEMM, scales of 128 and 32: fp8_fp4_gemm_nt", FP8_FP4, Dense, &GemmLayout::ALL),
-    unfused("fp8-fp4-contiguous", "m-grouped contiguous FP8 by FP4 GEMM, scales of 128 and 32: m_grouped_fp8_fp4_gemm_nt_contiguous", FP8_FP4, MGroupedContiguous, &[]),
-    unfused("fp8-fp4-masked", "m-grouped masked FP8 by FP4 GEMM, scales of 128 and 32: m_grouped_fp8_fp4_gemm_nt_masked", FP8_FP4, MGroupedMasked, &[]),
-    unfused("fp4-fp8", "Dense FP4 by FP8 GEMM, UE8M0 scales of 32: fp8_fp4_gemm_nt", FP4_FP8, Dense, &GemmLayout::ALL),
-    unfused("fp4-fp8-contiguous", "m-grouped contiguous FP4 by FP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_contiguous", FP4_FP8, MGroupedContiguous, &[]),
-    unfused("fp4-fp8-masked", "m-grouped masked FP4 by FP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_masked", FP4_FP8, MGroupedMasked, &[]),
-    unfused("fp8-ue8m0", "Dense FP8 GEMM, UE8M0 scales of 128: fp8_fp4_gemm_nt", FP8_UE8M0, Dense, &GemmLayout::ALL),
-    unfused("fp8-ue8m0-contiguous", "m-grouped contiguous FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_contiguous", FP8_UE8M0, MGroupedContiguous, &[]),
-    unfused("fp8-ue8m0-masked", "m-grouped masked FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_masked", FP8_UE8M0, MGroupedMasked, &[]),
+    row("fp8-fp4", "Dense FP8 by FP4 GEMM, scales of 128 and 32: fp8_fp4_gemm_nt", FP8_FP4, Dense, &GemmLayout::ALL),
+    row("fp8-fp4-contiguous", "m-grouped contiguous FP8 by FP4 GEMM, scales of 128 and 32: m_grouped_fp8_fp4_gemm_nt_contiguous", FP8_FP4, MGroupedContiguous, &[]),
+    row("fp8-fp4-masked", "m-grouped masked FP8 by FP4 GEMM, scales of 128 and 32: m_grouped_fp8_fp4_gemm_nt_masked", FP8_FP4, MGroupedMasked, &[]),
+    row("fp4-fp8", "Dense FP4 by FP8 GEMM, UE8M0 scales of 32: fp8_fp4_gemm_nt", FP4_FP8, Dense, &GemmLayout::ALL),
+    row("fp4-fp8-contiguous", "m-grouped contiguous FP4 by FP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_contiguous", FP4_FP8, MGroupedContiguous, &[]),
+    row("fp4-fp8-masked", "m-grouped masked FP4 by FP8 GEMM, UE8M0 scales of 32: m_grouped_fp8_fp4_gemm_nt_masked", FP4_FP8, MGroupedMasked, &[]),
+    row("fp8-ue8m0", "Dense FP8 GEMM, UE8M0 scales of 128: fp8_fp4_gemm_nt", FP8_UE8M0, Dense, &GemmLayout::ALL),
+    row("fp8-ue8m0-contiguous", "m-grouped contiguous FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_contiguous", FP8_UE8M0, MGroupedContiguous, &[]),
+    row("fp8-ue8m0-masked", "m-grouped masked FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_masked", FP8_UE8M0, MGroupedMasked, &[]),
 ];
 
 impl Op {
@@ -318,6 +320,6 @@ mod tests {
         }
         assert_eq!((FP8.salt(), BF16.salt(), FP16.salt()), (0, 8, 9));
         assert!(Op::all().iter().all(|op| op.types.scale_type == DType::F32 || op.types.has_scales()));
-        assert_eq!(Op::k_grouped_forms().len(), 6);
+        assert_eq!(Op::k_grouped_forms().len(), 9);
     }
 }

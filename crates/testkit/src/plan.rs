@@ -57,7 +57,7 @@ fn request(case: &GemmCase, arch: Arch) -> PlanRequest {
         }
         Grouping::M(groups) if groups.is_batch() => PlanShape::Batched(m_shape(case, groups)),
         Grouping::M(groups) => PlanShape::MGrouped(m_shape(case, groups)),
-        Grouping::K(ks) => PlanShape::KGrouped(k_shape(case, ks)),
+        Grouping::K(ks) => PlanShape::KGrouped(k_shape(case, ks, arch)),
     };
     let plain = PlanRequest::new(operand_kind_on(case, arch), shape);
     match case.epilogue.map(|epilogue| epilogue.fused()) {
@@ -95,7 +95,10 @@ pub(crate) fn accumulator_options(case: &GemmCase, last: &GemmOptions, device: &
 /// Types, majors and scales of the operands of a case, as kernels of an architecture read them.
 pub fn operand_kind_on(case: &GemmCase, arch: Arch) -> OperandKind {
     match (case.types.scale_blocks, &case.grouping) {
-        (Some(_), Grouping::Dense | Grouping::M(_)) if arch == Arch::Sm100a => block_scaled(case),
+        (Some(_), Grouping::K(_)) if arch == Arch::Sm100a && case.layout == GemmLayout::Tn => {
+            block_scaled(case).with_k_first()
+        }
+        (Some(_), _) if arch == Arch::Sm100a => block_scaled(case),
         _ => operand_kind(case),
     }
 }
@@ -121,14 +124,20 @@ fn block_scaled(case: &GemmCase) -> OperandKind {
         DType::E5m2 => ElementType::E5m2,
         _ => ElementType::E4m3,
     });
-    let [[_, of_a], [rows_of_b, of_b]] = case.types.scale_blocks.unwrap_or([[1, 128]; 2]);
-    let block = match of_a.min(of_b) {
+    let [_, [rows_of_b, _]] = case.types.scale_blocks.unwrap_or([[1, 128]; 2]);
+    let block = scale_block(case);
+    let blocks = rows_of_b == 128 && block == ScaleBlock::Of128;
+    OperandKind::block_scaled(elements, if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows }, block)
+}
+
+/// Steps of K that share the finest scales of a case.
+pub fn scale_block(case: &GemmCase) -> ScaleBlock {
+    let [[_, of_a], [_, of_b]] = case.types.scale_blocks.unwrap_or([[1, 128]; 2]);
+    match of_a.min(of_b) {
         16 => ScaleBlock::Of16,
         32 => ScaleBlock::Of32,
         _ => ScaleBlock::Of128,
-    };
-    let blocks = rows_of_b == 128 && block == ScaleBlock::Of128;
-    OperandKind::block_scaled(elements, if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows }, block)
+    }
 }
 
 /// The operands whose scales a kernel's tensor core applies.
@@ -170,7 +179,8 @@ pub fn case_of(kernel: &GemmKernel, dims: [usize; 3]) -> GemmCase {
 /// Operand types and layout of a k-grouped case that a kernel serves.
 pub fn k_grouped_form_of(kernel: &GemmKernel) -> Option<(OperandTypes, GemmLayout)> {
     Op::k_grouped_forms().into_iter().find(|&(types, layout)| {
-        operand_kind(&GemmCase::k_grouped(types, layout, Vec::new(), [1, 1])) == kernel.operands()
+        operand_kind_on(&GemmCase::k_grouped(types, layout, Vec::new(), [1, 1]), kernel.arch())
+            == kernel.operands()
     })
 }
 
@@ -179,6 +189,8 @@ pub(crate) fn k_unit(case: &GemmCase) -> usize {
     match operand_kind(case).as_f16() {
         Some(operands) => Operands::k_unit(operands) as usize,
         None if case.layout == GemmLayout::Tn => 1,
+        // Two FP4 elements to a byte.
+        None if case.types.has_fp4() => 2 * PITCH_UNIT as usize,
         None => PITCH_UNIT as usize,
     }
 }
@@ -199,10 +211,12 @@ fn m_shape(case: &GemmCase, groups: &MGroups) -> MGroupedShape {
     }
 }
 
-fn k_shape(case: &GemmCase, ks: &[usize]) -> KGroupedShape {
+fn k_shape(case: &GemmCase, ks: &[usize], arch: Arch) -> KGroupedShape {
     let extent: usize = ks.iter().map(|k| k.next_multiple_of(k_unit(case))).sum();
     let [groups, m, n, k] = [ks.len(), case.m, case.n, extent].map(|x| x as u32);
     // Operands that are transposed first are then rounded up.
-    let transposed = case.types.has_scales() && case.layout == GemmLayout::Tn;
+    let transposed = case.types.has_scales()
+        && case.layout == GemmLayout::Tn
+        && !operand_kind_on(case, arch).is_block_scaled();
     KGroupedShape { groups, m, n, k: if transposed { result_extent(k.into(), groups) as u32 } else { k } }
 }

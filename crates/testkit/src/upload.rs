@@ -274,8 +274,9 @@ fn k_grouped(data: &GemmData, ks: &[usize], device: &Device) -> Result<Inputs, F
         let (a, b) = (of(|data| &data.a_values, case.m)?, of(|data| &data.b_values, case.n)?);
         return Ok(Inputs { a, b, scales: None, numbers });
     }
+    let block = plan::scale_block(case).size() as usize;
     let (blocks, k_first) =
-        (ks.iter().map(|k| k.div_ceil(128)).sum::<usize>(), case.layout == GemmLayout::Tn);
+        (ks.iter().map(|k| k.div_ceil(block)).sum::<usize>(), case.layout == GemmLayout::Tn);
     let pairs = data.groups.iter().map(GroupData::quantized).collect::<Result<Vec<_>, _>>()?;
     let operand = |of: fn(&Fp8Pair) -> &Quantized, rows: usize, order: ScaleOrder| {
         let groups: Vec<&Quantized> = pairs.iter().map(|pair| of(pair)).collect();
@@ -287,13 +288,13 @@ fn k_grouped(data: &GemmData, ks: &[usize], device: &Device) -> Result<Inputs, F
         let mut scales = vec![0.0; rows * blocks];
         let mut first = 0;
         for (x, k) in groups.iter().zip(ks) {
-            let of_group = k.div_ceil(128).max(1);
+            let of_group = k.div_ceil(block).max(1);
             for (i, scale) in x.scales.iter().enumerate() {
                 scales[i / of_group * blocks + first + i % of_group] = *scale;
             }
-            first += k.div_ceil(128);
+            first += k.div_ceil(block);
         }
-        let scales = scale_matrix(&scales, [rows, blocks], DType::F32, order, case.fill, device)?;
+        let scales = scale_matrix(&scales, [rows, blocks], case.types.scale_type, order, case.fill, device)?;
         Ok::<_, Failure>((codes, if k_first { scales.transpose(0, 1)? } else { scales }))
     };
     let (a, sfa) = operand(|pair| &pair.a, case.m, case.sfa)?;
@@ -328,7 +329,7 @@ fn ranges(
     Ok(Tensor::from_bytes(dtype, &memory, &[lines, pitch], device)?.narrow(1, 0, length)?)
 }
 
-/// FP8 operands of all groups, one matrix `[rows, K]` after the other.
+/// FP8 or FP4 operands of all groups, one matrix `[rows, K]` after the other.
 fn slabs_along_k(
     case: &GemmCase,
     ks: &[usize],
@@ -336,11 +337,12 @@ fn slabs_along_k(
     device: &Device,
 ) -> Result<Tensor, Failure> {
     let (mut all, unit) = (Vec::new(), plan::k_unit(case));
+    let per_byte = if case.types.has_fp4() { 2 } else { 1 };
     for (codes, &k) in groups.iter().zip(ks) {
-        for row in codes.chunks(k.max(1)) {
+        for row in codes.chunks((k / per_byte).max(1)) {
             all.extend_from_slice(row);
-            all.resize(all.len() + k.next_multiple_of(unit) - k, POISON);
+            all.resize(all.len() + (k.next_multiple_of(unit) - k) / per_byte, POISON);
         }
     }
-    Ok(Tensor::from_bytes(DType::E4m3, &all, &[all.len()], device)?)
+    Ok(Tensor::from_bytes(case.ab_types()[0], &all, &[all.len()], device)?)
 }

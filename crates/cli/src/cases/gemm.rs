@@ -234,8 +234,7 @@ impl GemmArgs {
         let contiguous = op.grouping == GroupingKind::MGroupedContiguous;
         if self.epilogue.is_some() {
             if !op.fuses || self.e5m2.is_some() {
-                let which =
-                    "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do";
+                let which = "dense, m-grouped contiguous and m-grouped masked GEMMs of bf16, fp16, fp8 and mx formats do";
                 return Err(format!("{op} has no --epilogue: {which}").into());
             }
             if operands.is_some_and(|layout| layout != GemmLayout::Nt) || (rows.is_some() && !contiguous) {

@@ -1,10 +1,11 @@
 //! `oxigemm devices`: what can run here, and why something cannot.
 
-use oxigemm::{Arch, Cuda};
+use oxigemm::Cuda;
 use oxigemm_cuda::CubinCache;
 use oxigemm_cuda::assemble::Ptxas;
 use serde_json::{Value, json};
 
+use crate::commands::prebuild::target_names;
 use crate::output::{print_json, print_line};
 use crate::{Common, Outcome};
 
@@ -25,7 +26,7 @@ pub fn run(common: &Common, _: &Args) -> Outcome {
     if common.json {
         print_json(&json!({
             "cpu": { "threads": threads },
-            "sim": { "threads": threads, "archs": Arch::ALL.map(Arch::name) },
+            "sim": { "threads": threads, "archs": target_names() },
             "cuda": gpus,
             "why_no_cuda": why_no_gpu,
             "ptxas": ptxas.as_ref().map(|ptxas| json!({ "version": ptxas.version(), "path": ptxas.path() })),
@@ -36,7 +37,7 @@ pub fn run(common: &Common, _: &Args) -> Outcome {
     print_line(&format!("cpu      the reference, on {threads} threads"));
     print_line(&format!(
         "sim      {} simulated on {threads} threads; runs every kernel and finds its hazards",
-        Arch::ALL.map(Arch::name).join(" or ")
+        target_names().join(" or ")
     ));
     for gpu in &gpus {
         print_line(&describe(gpu));
@@ -64,7 +65,7 @@ fn gpu(ordinal: usize) -> Value {
     let (major, minor) = gpu.compute_capability();
     let (cuda_major, cuda_minor) = gpu.driver_version();
     let why_not =
-        (!cuda.is_supported()).then(|| format!("the kernels are written for {}", names(&Arch::ALL)));
+        (!cuda.is_supported()).then(|| format!("the kernels are written for {}", target_names().join(", ")));
     json!({
         "ordinal": ordinal,
         "name": gpu.name(),
@@ -95,9 +96,4 @@ fn describe(gpu: &Value) -> String {
         gpu["multiprocessors"],
         text("driver_cuda"),
     )
-}
-
-/// Architectures as a list.
-fn names(archs: &[Arch]) -> String {
-    archs.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(", ")
 }

@@ -4,12 +4,13 @@ use oxigemm::Arch;
 use oxigemm::plan::{self, Cost, GemmConfig, Limits, Plan, PlanShape};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
-use oxigemm_kernels::gemm::TensorMemoryPart;
+use oxigemm_kernels::Target;
+use oxigemm_kernels::gemm::{GemmKernel, TensorMemoryPart};
 use oxigemm_testkit::{Failure, GemmCase, Grouping, Op, plan as planner};
 use serde_json::{Value, json};
 
 use crate::cases::gemm::{GemmArgs, parse_choice};
-use crate::commands::prebuild::parse_arch;
+use crate::commands::prebuild::parse_target;
 use crate::output::{Table, print_json, print_line};
 use crate::{Common, Outcome};
 
@@ -27,9 +28,9 @@ pub struct Args {
     /// Only batch-invariant plans: a row has the same bits whatever the number of rows.
     #[arg(long, conflicts_with = "choice")]
     batch_invariant: bool,
-    /// The architecture to plan for, where it is not the device's: sm_90a (an H200) or sm_100a (a B200).
-    #[arg(long, value_name = "ARCH", value_parser = parse_arch)]
-    arch: Option<Arch>,
+    /// What to plan for, where it is not the device: sm_90a (an H200), sm_100a (a B200) or sm_103a (the same plans).
+    #[arg(long, value_name = "ARCH", value_parser = parse_target)]
+    arch: Option<(Arch, Target)>,
     /// How many candidates to show.
     #[arg(long, default_value_t = 8)]
     top: usize,
@@ -59,7 +60,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if case.is_empty() || *k == 0 {
         return Err("nothing is multiplied: m, n, k and the sizes of groups must be at least 1".into());
     }
-    let (limits, device) = limits(common, args.arch)?;
+    let (limits, device) = limits(common, args.arch.map(|(arch, _)| arch))?;
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
     if let (Some(choice), Grouping::Dense | Grouping::Summed(_), None) =
         (args.choice, &case.grouping, case.epilogue)
@@ -72,17 +73,22 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         true => planner::batch_invariant_plan(&case, &limits),
         false => planner::plan(&case, args.choice, &limits),
     };
+    let kind = planner::operand_kind_on(&case, limits.arch);
     let plan = plan.ok_or_else(|| match args.choice {
         Some(choice) => format!("{} cannot compute {op} m={m} n={n} k={k} here", plan::name(&choice)),
-        None => "no kernel takes so many groups".to_owned(),
+        None if !GemmKernel::all(limits.arch).any(|kernel| kernel.operands() == kind) => {
+            format!("{} has no kernel for {}", limits.arch, plan::operands_name(kind))
+        }
+        None => format!("no kernel of {} takes such groups or epilogues", limits.arch),
     })?;
     let config = plan.config.kernel;
-    let (name, module) = (config.name(), config.build()?);
+    let target = args.arch.map_or(config.arch().target(), |(_, target)| target);
+    let (name, module) = (config.name(), config.build()?.for_target(target)?);
     if args.ptx {
         print_line(&module.text);
         return Ok(true);
     }
-    let ptx = PtxModule { name: &name, text: &module.text, arch: config.arch().name() };
+    let ptx = PtxModule { name: &name, text: &module.text, arch: target.name() };
     let assembled = Ptxas::find().map(|ptxas| ptxas.assemble(&ptx)).transpose()?;
     if args.sass {
         let assembled =

@@ -6,7 +6,7 @@ use std::time::Instant;
 use oxigemm::Arch;
 use oxigemm_cuda::assemble::Ptxas;
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
-use oxigemm_kernels::KernelId;
+use oxigemm_kernels::{KernelId, Target};
 use rayon::iter::Either;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -25,8 +25,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "list")]
     out: Option<PathBuf>,
     /// Architectures, separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = Arch::Sm90a.name(), value_name = "ARCH", value_parser = parse_arch)]
-    arch: Vec<Arch>,
+    #[arg(long, value_delimiter = ',', default_value = Arch::Sm90a.name(), value_name = "ARCH", value_parser = parse_target)]
+    arch: Vec<(Arch, Target)>,
 }
 
 #[derive(Serialize)]
@@ -40,7 +40,11 @@ struct Built {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let kernels: Vec<KernelId> = args.arch.iter().flat_map(|arch| KernelId::all(*arch)).collect();
+    let of_target = |(arch, target): &(Arch, Target)| {
+        let target = *target;
+        KernelId::all(*arch).map(move |kernel| (kernel, target))
+    };
+    let kernels: Vec<(KernelId, Target)> = args.arch.iter().flat_map(of_target).collect();
     if args.list {
         list(common, &args.arch, &kernels);
         return Ok(true);
@@ -54,8 +58,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         .and_then(|()| tempfile::NamedTempFile::new_in(&root))
         .map_err(|error| format!("{} cannot be written to: {error}", root.display()))?;
     let bar = progress(kernels.len());
-    let (built, faults): (Vec<Built>, Vec<String>) = kernels.par_iter().partition_map(|kernel| {
-        let built = build(kernel, &ptxas, &cache);
+    let (built, faults): (Vec<Built>, Vec<String>) = kernels.par_iter().partition_map(|(kernel, target)| {
+        let built = build(kernel, *target, &ptxas, &cache);
         bar.inc(1);
         built.map_or_else(|fault| Either::Right(fault.to_string()), Either::Left)
     });
@@ -81,29 +85,32 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     Ok(true)
 }
 
-/// An architecture that has kernels.
-pub(crate) fn parse_arch(name: &str) -> Result<Arch, String> {
-    let known = || Arch::ALL.map(Arch::name).join(", ");
-    let found = Arch::ALL.into_iter().find(|arch| arch.name() == name);
-    found.ok_or_else(|| format!("no kernel is written for {name}: expected {}", known()))
+/// A target that has kernels, with its architecture.
+pub(crate) fn parse_target(name: &str) -> Result<(Arch, Target), String> {
+    let found = Arch::all_targets().find(|(_, target)| target.name() == name);
+    found.ok_or_else(|| format!("no kernel is written for {name}: expected {}", target_names().join(", ")))
 }
 
-fn list(common: &Common, archs: &[Arch], kernels: &[KernelId]) {
-    let names: Vec<String> = kernels.iter().map(KernelId::name).collect();
+/// The names of all targets that have kernels.
+pub(crate) fn target_names() -> Vec<&'static str> {
+    Arch::all_targets().map(|(_, target)| target.name()).collect()
+}
+
+fn list(common: &Common, archs: &[(Arch, Target)], kernels: &[(KernelId, Target)]) {
+    let names: Vec<String> = kernels.iter().map(|(kernel, _)| kernel.name()).collect();
     if common.json {
-        print_json(
-            &json!({ "arch": archs.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(","), "kernels": names }),
-        );
+        let targets: Vec<&str> = archs.iter().map(|(_, target)| target.name()).collect();
+        print_json(&json!({ "arch": targets.join(","), "kernels": names }));
     } else {
         names.iter().for_each(|name| print_line(name));
     }
 }
 
-fn build(kernel: &KernelId, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, Failure> {
+fn build(kernel: &KernelId, target: Target, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, Failure> {
     let started = Instant::now();
     let name = kernel.name();
-    let text = kernel.code_text()?;
-    let ptx = PtxModule { name: &name, text: &text, arch: kernel.arch().name() };
+    let text = kernel.code_text_for(target)?;
+    let ptx = PtxModule { name: &name, text: &text, arch: target.name() };
     // Assembled even where an older assembler's cubin is there: it then comes first.
     let assembled = ptxas.assemble(&ptx)?;
     if !cache.put(&Key::new(&ptx), ptxas.version(), &assembled.cubin) {
@@ -115,6 +122,6 @@ fn build(kernel: &KernelId, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, 
         cubin_bytes: assembled.cubin.len(),
         ms: started.elapsed().as_secs_f64() * 1e3,
         kernel: name,
-        arch: kernel.arch().name().to_owned(),
+        arch: target.name().to_owned(),
     })
 }

@@ -1,5 +1,6 @@
 //! The command line on a machine that may have no GPU.
 
+mod blackwell;
 mod computing;
 #[cfg(unix)]
 mod hostile;
@@ -7,7 +8,7 @@ mod simulating;
 
 use std::process::{Command, Output};
 
-use oxigemm_kernels::{Arch, KernelId};
+use oxigemm_kernels::{Arch, KernelId, Target};
 use serde_json::Value;
 
 fn oxigemm(arguments: &[&str]) -> Output {
@@ -226,8 +227,8 @@ fn bad_arguments_are_one_clear_sentence() {
         (vec!["verify", "--device", "cpu", "--part", "3/2"], "such as 1/2"),
         (vec!["verify", "--device", "cpu", "--part", "0/0"], "such as 1/2"),
         (
-            vec!["verify", "--device", "cpu", "--filter", "sizes of zero", "--part", "8/8"],
-            "part 8/8 of 7 checks has none",
+            vec!["verify", "--device", "cpu", "--filter", "sizes of zero", "--part", "99/99"],
+            "part 99/99 of 13 checks has none",
         ),
         (vec!["inspect", "-m", "0", "-n", "1", "-k", "1"], "at least 1"),
         (vec!["prebuild", "--arch", "sm_80", "--list"], "no kernel is written for sm_80"),
@@ -282,15 +283,15 @@ fn the_closed_set_is_built_ahead_where_there_is_an_assembler() {
     }
     let dir = tempfile::tempdir().expect("a place for cubins");
     let out = dir.path().to_str().expect("a path of plain characters");
-    let built = &json(&["prebuild", "--arch", "sm_90a,sm_100a", "--json", "--out", out])[0];
+    let built = &json(&["prebuild", "--arch", "sm_90a,sm_100a,sm_103a", "--json", "--out", out])[0];
     let kernels = built["kernels"].as_array().expect("a list of kernels");
     let names = kernels.iter().map(|kernel| kernel["kernel"].as_str().expect("a name").to_owned());
-    assert!(names.eq(Arch::ALL.into_iter().flat_map(KernelId::all).map(|kernel| kernel.name())), "{built}");
+    let all = Arch::all_targets().flat_map(|(arch, _)| KernelId::all(arch)).map(|kernel| kernel.name());
+    assert!(names.eq(all), "{built}");
     assert!(kernels.iter().all(|kernel| kernel["cubin_bytes"].as_u64() > Some(1000)), "{built}");
-    let entries = |arch: Arch| {
-        let entries =
-            std::fs::read_dir(dir.path().join(arch.name())).expect("the entries of the architecture");
+    let entries = |(_, target): (Arch, Target)| {
+        let entries = std::fs::read_dir(dir.path().join(target.name())).expect("the entries of the target");
         entries.count()
     };
-    assert_eq!(Arch::ALL.map(entries).iter().sum::<usize>(), kernels.len());
+    assert_eq!(Arch::all_targets().map(entries).sum::<usize>(), kernels.len());
 }

@@ -68,7 +68,7 @@ fn a_timeline_is_written_for_perfetto() {
 
 /// Every bar has a place and a length, stands on a track with a name, and overlaps no other bar of its track; what
 /// begins on a unit ends, the inner before the outer.
-fn timeline_is_valid(events: &[Value]) {
+pub fn timeline_is_valid(events: &[Value]) {
     let mut tracks: std::collections::BTreeMap<(u64, u64), Vec<(u64, u64)>> = Default::default();
     let mut open: std::collections::BTreeMap<u64, Vec<(&str, u64)>> = Default::default();
     let number = |event: &Value, key: &str| event[key].as_u64().unwrap_or_else(|| panic!("{key} of {event}"));

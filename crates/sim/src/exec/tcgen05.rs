@@ -7,6 +7,7 @@ mod alloc;
 mod copy;
 mod mma;
 mod moves;
+mod timeline;
 
 use super::aligned::{aligned, converged};
 use super::context::Cx;
@@ -22,7 +23,7 @@ use crate::record::{Deed, Way, Work as Recorded};
 use crate::report::TraceUnit;
 use crate::text::ast::Space;
 use crate::units::tcgen05::queue::{Done, Footprint, Role, TensorUse, Work, WorkKind};
-use crate::units::tensor_memory::{Area, TENSOR_COLUMNS, TensorAddress};
+use crate::units::tensor_memory::{Area, TENSOR_COLUMNS, TensorAddress, Use};
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, at: Issue) -> Result<Next, Fault> {
     match op {
@@ -57,6 +58,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, at: Issu
         Tcgen05Op::Wait { stores } => {
             whole_warp!(warp, cx, at);
             cx.record(warp.index, u32::MAX, Deed::TensorWait { stores: *stores });
+            cx.end_tensor_memory(warp.env.rank as usize, Use::Move { warp: warp.index, store: *stores });
             if let Some(h) = &mut cx.cluster.hazards {
                 h.tensor_wait(warp.index, *stores);
             }

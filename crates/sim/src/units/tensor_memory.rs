@@ -56,6 +56,15 @@ impl std::fmt::Display for Area {
     }
 }
 
+/// What occupies tensor memory for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// An allocation that begins at this column.
+    Columns(u32),
+    /// A load or a store of a warp.
+    Move { warp: u32, store: bool },
+}
+
 /// One allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
@@ -108,6 +117,8 @@ pub(crate) struct TensorMemory {
     pub(crate) group: Option<(bool, (u32, u32))>,
     /// Matrices that MMAs may use again.
     pub(crate) collectors: Collectors,
+    /// Bars of the timeline that have not ended.
+    pub(crate) traced: Vec<(Use, usize)>,
 }
 
 impl Default for TensorMemory {
@@ -122,6 +133,7 @@ impl Default for TensorMemory {
             freed: None,
             group: None,
             collectors: Collectors::default(),
+            traced: Vec::new(),
         }
     }
 }

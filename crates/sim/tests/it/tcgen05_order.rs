@@ -242,3 +242,16 @@ fn the_timeline_has_the_tensor_core() {
     assert!(work[1].detail.starts_with("arrives at"), "{}", work[1].detail);
     assert!(work.iter().all(|e| e.start < e.end));
 }
+
+#[test]
+fn the_timeline_has_tensor_memory() {
+    let options = Options { trace: true, ..Options::default() };
+    let report = report(&kernel(&[ST, WAIT_ST, LD, WAIT_LD]), &options);
+    let work: Vec<_> = report.trace.iter().filter(|e| e.unit == TraceUnit::TensorMemory).collect();
+    let details = |start: &str| work.iter().filter(|e| e.detail.starts_with(start)).count();
+    assert!(details("stores columns 0") > 0 && details("loads columns 0") > 0, "{work:?}");
+    let allocated: Vec<_> = work.iter().filter(|e| e.detail.ends_with("allocated")).collect();
+    assert_eq!(allocated.len(), 1, "{work:?}");
+    let inside = |e: &&&TraceEvent| allocated[0].start <= e.start && e.end <= allocated[0].end;
+    assert_eq!(work.iter().filter(inside).count(), work.len(), "{work:?}");
+}

@@ -160,7 +160,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     }
     let device = common.device()?;
     let Device::Cuda(cuda) = &device else {
-        return Err("bench needs a GPU: times on the CPU would say nothing".into());
+        return Err(format!(
+            "bench needs a GPU: times on the CPU, of {device} as well, would say nothing; inspect shows estimates"
+        )
+        .into());
     };
     let suite = match args.suite {
         Suite::Anchor => return anchor(common, cuda, args),

@@ -9,7 +9,7 @@ use oxigemm_testkit::{BF16, FP16, Failure, OperandTypes};
 
 use super::{Check, Setup, ensure};
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     let mut checks = vec![Check::anywhere("bad arguments", fp8)];
     for types in [BF16, FP16] {
         checks.push(Check::anywhere(&format!("{types}: bad arguments"), move |setup| half(setup, types)));

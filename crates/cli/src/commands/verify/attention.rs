@@ -1,12 +1,12 @@
 //! Checks of attention (MQA) logits.
 
 use oxigemm::check::Logits;
-use oxigemm::sim::Options;
 use oxigemm::{
-    DType, Device, GemmOptions, RawMqaLogits, RawPagedMqaLogits, Sim, Tensor, fp8_mqa_logits_raw,
+    Arch, DType, Device, GemmOptions, RawMqaLogits, RawPagedMqaLogits, Tensor, fp8_mqa_logits_raw,
     fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata_raw,
 };
-use oxigemm_kernels::attention::{DIMS, HEAD_STEP, HEADS, HeadTile, Heads, PAGE_SIZES};
+use oxigemm_kernels::KernelId;
+use oxigemm_kernels::attention::{Config, DIMS, HEAD_STEP, HEADS, HeadTile, Heads, PAGE_SIZES};
 
 use super::random::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
@@ -20,7 +20,23 @@ const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
 /// Pages of dedicated kernels.
 const PAGES: [usize; 4] = [16, 32, 64, 128];
 
-pub fn checks() -> Vec<Check> {
+/// Whether an architecture has kernels for logits, besides those that are the same for all.
+fn has_kernels(arch: Arch) -> bool {
+    let is_one =
+        |kernel| matches!(kernel, KernelId::Attention(config) if !matches!(config, Config::PagedMetadata(_)));
+    KernelId::all(arch).any(is_one)
+}
+
+/// The comparison of a GPU with the simulator.
+pub fn comparison(setup: &Setup) -> Check {
+    let name = "the simulator gives the same bits of logits";
+    if has_kernels(setup.arch()) { Check::on_gpu(name, same_bits_as_simulated) } else { Check::absent(name) }
+}
+
+pub fn checks(setup: &Setup) -> Vec<Check> {
+    if !has_kernels(setup.arch()) {
+        return ["mqa logits", "paged mqa logits"].map(Check::absent).into();
+    }
     vec![
         Check::anywhere("mqa logits: random shapes and ranges", random_prefills),
         Check::anywhere("mqa logits: every number of heads", prefills_of_any_heads),
@@ -446,8 +462,8 @@ fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
 }
 
 /// The same inputs on the GPU and in the simulator, for every kernel.
-pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
-    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
+    let simulated = setup.simulator()?;
     let (mut cases, mut bytes) = (0, 0);
     let mut compare = |gpu: Vec<u8>, sim: Vec<u8>, what: String| {
         cases += 1;

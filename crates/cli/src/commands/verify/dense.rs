@@ -1,29 +1,38 @@
 //! Checks of dense GEMMs: shapes, layouts, sizes of zero, repeats.
 
 use oxigemm::{GemmLayout, GemmOptions};
-use oxigemm_testkit::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP16, Failure, GemmCase, OperandTypes};
+use oxigemm_testkit::{
+    BF16, FP4_FP8, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_FP4, FP8_UE8M0, FP16, Failure, GemmCase, MXFP4,
+    MXFP8, NVFP4, OperandTypes,
+};
 
-use super::random::{ADDENDS, Draw};
+use super::random::{ADDENDS, Draw, fitting_k};
 use super::{Check, Setup, each, ensure, gemms};
 
-pub fn checks() -> Vec<Check> {
+const TYPES: [OperandTypes; 12] =
+    [FP8, FP8_1D1D, BF16, FP16, FP8_1X32, FP8_32X32, FP8_UE8M0, MXFP8, MXFP4, NVFP4, FP8_FP4, FP4_FP8];
+
+pub fn checks(setup: &Setup) -> Vec<Check> {
     let mut checks = Vec::new();
-    for types in [FP8, FP8_1D1D, BF16, FP16, FP8_1X32, FP8_32X32] {
+    for types in TYPES {
         let name = |what: &str| if types == FP8 { what.to_owned() } else { format!("{types}: {what}") };
-        checks.push(Check::anywhere(&name("sizes of zero"), move |setup| {
-            each_layout(&types, |layout| sizes_of_zero(setup, types, layout))
+        let mut of_types = Vec::new();
+        of_types.push(Check::anywhere(&name("sizes of zero"), move |setup| {
+            each_layout(setup, &types, |layout| sizes_of_zero(setup, types, layout))
         }));
-        checks.push(Check::anywhere(&name("random shapes and layouts"), move |setup| {
+        of_types.push(Check::anywhere(&name("random shapes and layouts"), move |setup| {
             random_cases(setup, types)
         }));
-        checks.push(Check::anywhere(&name("repeats give the same bits"), move |setup| {
-            each_layout(&types, |layout| repeats(setup, types, layout))
+        of_types.push(Check::anywhere(&name("repeats give the same bits"), move |setup| {
+            each_layout(setup, &types, |layout| repeats(setup, types, layout))
         }));
         if types != FP8_1D1D {
-            checks.push(Check::with_kernels(name("a limited number of SMs"), move |setup| {
+            of_types.push(Check::with_kernels(name("a limited number of SMs"), move |setup| {
                 limited(setup, types)
             }));
         }
+        let case = GemmCase::dense(types, GemmLayout::Nt, [128; 3]);
+        checks.extend(setup.family(format!("{types} GEMMs"), &case, of_types));
     }
     checks.extend([
         Check::anywhere("gaps between rows, unaligned D", gaps),
@@ -34,13 +43,14 @@ pub fn checks() -> Vec<Check> {
 
 /// The same for each layout that has kernels of its own; the note is the first one.
 fn each_layout(
+    setup: &Setup,
     types: &OperandTypes,
     check: impl Fn(GemmLayout) -> Result<String, Failure>,
 ) -> Result<String, Failure> {
     if types.has_scales() {
         return check(GemmLayout::Nt);
     }
-    let notes = GemmLayout::ALL.into_iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    let notes = setup.thinned(GemmLayout::ALL).map(check).collect::<Result<Vec<_>, _>>()?;
     Ok(format!("in each of {} layouts, {}", notes.len(), notes[0]))
 }
 
@@ -69,7 +79,7 @@ fn limited(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
         .into_iter()
         .enumerate()
         .map(|(i, sms)| (nth(&mut draw, types, i), GemmOptions { num_sms: Some(sms), ..Default::default() }));
-    gemms(setup, cases)
+    gemms(setup, setup.thinned(cases))
 }
 
 fn gaps(setup: &Setup) -> Result<String, Failure> {
@@ -93,9 +103,12 @@ fn at_the_end(setup: &Setup) -> Result<String, Failure> {
 /// Calls that multiply nothing: D becomes C or 0.
 fn sizes_of_zero(setup: &Setup, types: OperandTypes, layout: GemmLayout) -> Result<String, Failure> {
     let mut count = 0;
-    for dims in [[0, 64, 128], [64, 0, 128], [5, 7, 0], [1, 1, 0], [300, 129, 0], [0, 0, 0]] {
+    // The factor of NVFP4 is an epilogue's, and those are not of nothing.
+    let has_products = |dims: &[usize; 3]| dims[2] > 0 || !types.is_nvfp4();
+    let all = [[0, 64, 128], [64, 0, 128], [5, 7, 0], [1, 1, 0], [300, 129, 0], [0, 0, 0]];
+    for dims in all.into_iter().filter(has_products) {
         for addend in ADDENDS {
-            for d_type in types.d_types {
+            for d_type in setup.thinned(types.d_types) {
                 let case = GemmCase::dense(types, layout, dims);
                 let case = GemmCase { addend, d_type, d_padding: 3, d_offset: 1, ..case };
                 let mut gemm = case.on(&setup.device)?;
@@ -125,7 +138,7 @@ fn repeats(setup: &Setup, types: OperandTypes, layout: GemmLayout) -> Result<Str
             [4096, 2112, 512],
         ]
     } else {
-        &[[17, 130, 300]]
+        &[[17, 130, fitting_k(&types, 300)]]
     };
     for &dims in shapes {
         setup.repeats(&GemmCase::dense(types, layout, dims), &GemmOptions::default())?;

@@ -1,20 +1,16 @@
 //! Checks of fused epilogues, dense and m-grouped.
 
-use oxigemm::sim::Options;
-use oxigemm::{Device, GemmLayout, GemmOptions, Sim};
+use oxigemm::{Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{
-    ACTIVATIONS, BF16, EpilogueSpec, FP8, FP16, Failure, GemmCase, GemmData, MGroups, OperandTypes,
-};
+use oxigemm_testkit::{ACTIVATIONS, BF16, EpilogueSpec, FP8, FP16, Failure, GemmCase, MGroups, OperandTypes};
 
-use super::ARCH;
 use super::kernels::some_launches;
 use super::random::{BIASES, Draw, FORMATS, GROUP_LAYOUTS, ORDERS, k_major, m_grouped};
 use super::{Check, Setup, each, ensure, gemms};
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     let mut checks = Vec::new();
     for types in [FP8, BF16, FP16] {
         let name = |what: &str| format!("fused {types}: {what}");
@@ -34,13 +30,13 @@ pub fn checks() -> Vec<Check> {
 }
 
 /// Checks that compare a GPU with the simulator.
-pub fn comparisons() -> Vec<Check> {
+pub fn comparisons(_: &Setup) -> Vec<Check> {
     vec![
         Check::on_gpu("the simulator gives the same bits of fused epilogues", |setup| {
-            same_bits(setup, GemmKernel::fused(ARCH), fused_case)
+            same_bits(setup, GemmKernel::fused(setup.arch()), fused_case)
         }),
         Check::on_gpu("the simulator gives the same bits of m-grouped fused epilogues", |setup| {
-            same_bits(setup, GemmKernel::fused_m_grouped(ARCH), fused_grouped_case)
+            same_bits(setup, GemmKernel::fused_m_grouped(setup.arch()), fused_grouped_case)
         }),
     ]
 }
@@ -68,7 +64,7 @@ fn repeats(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
         if gpu { &[[1, 512, 7168], [300, 1024, 1000], [4096, 4096, 512]] } else { &[[17, 256, 300]] };
     let epilogues = ["gelu,bias", "swiglu", "swiglu,fp8", "fp8-pow2,bias-f32", "heads=64/32/64"];
     for &dims in shapes {
-        for words in epilogues {
+        for words in setup.thinned(epilogues) {
             let case = with(words, GemmCase::dense(types, GemmLayout::Nt, dims))?;
             setup.repeats(&case, &GemmOptions::default())?;
         }
@@ -81,8 +77,8 @@ fn repeats_of_groups(setup: &Setup, types: OperandTypes) -> Result<String, Failu
     let rows: &[usize] = if gpu { &[200, 0, 1, 77, 300, 129] } else { &[20, 0, 1] };
     let dims = if gpu { [1024, 1536] } else { [256, 200] };
     let epilogues = ["gelu,bias", "swiglu", "swiglu,fp8", "fp8-pow2,bias-f32"];
-    for words in epilogues {
-        for (turn, layout) in GROUP_LAYOUTS.into_iter().enumerate() {
+    for words in setup.thinned(epilogues) {
+        for (turn, layout) in setup.thinned(GROUP_LAYOUTS.into_iter().enumerate()) {
             let case = with(words, k_major(m_grouped(types, layout, rows, dims, 6 * turn)))?;
             setup.repeats(&case, &GemmOptions::default())?;
         }
@@ -95,7 +91,7 @@ fn replayed(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
     let stream = setup.device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     let turns: [[usize; 4]; 5] = [[30, 0, 7, 3], [0, 40, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [10, 10, 10, 10]];
-    for layout in GROUP_LAYOUTS {
+    for layout in setup.thinned(GROUP_LAYOUTS) {
         let of = |rows: [usize; 4], turn: usize| {
             let groups = MGroups {
                 alignment: 1,
@@ -104,17 +100,17 @@ fn replayed(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
                 ..MGroups::new(layout, rows.to_vec())
             };
             let case = GemmCase::m_grouped(types, groups, [512, 400]);
-            GemmData::draw(GemmCase { seed: turn as u64, ..with("swiglu,fp8", case)? })
+            GemmCase { seed: turn as u64, ..with("swiglu,fp8", case)? }.drawn_for(&setup.device)
         };
         let mut gemm = of(turns[0], 0)?.upload(&setup.device)?;
         gemm.run(&options)?;
         let graph = stream.capture(|_| gemm.run(&options))?;
-        for (turn, rows) in turns.into_iter().enumerate() {
+        for (turn, rows) in turns.into_iter().enumerate().step_by(if setup.is_thrifty() { 3 } else { 1 }) {
             gemm.replace(&of(rows, turn)?)?;
             setup.replay(&mut gemm, &graph, &stream, turn)?;
         }
     }
-    Ok(format!("{} graphs, each launched with {} sets of groups", GROUP_LAYOUTS.len(), turns.len()))
+    Ok("a graph of each layout of groups, launched with several sets of them".to_owned())
 }
 
 /// An epilogue of a kernel: exponentials and reciprocals are approximations of the hardware; all else must be the same.
@@ -148,11 +144,11 @@ fn same_bits(
     configs: impl Iterator<Item = GemmKernel>,
     case: impl Fn(&GemmKernel, usize) -> GemmCase,
 ) -> Result<String, Failure> {
-    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+    let simulated = setup.simulator()?;
     let mut cases = 0;
     for (i, config) in configs.enumerate() {
         for (turn, choice) in some_launches(config).enumerate() {
-            let data = GemmData::draw(case(&config, i + turn))?;
+            let data = case(&config, i + turn).drawn_for(&setup.device)?;
             let options = GemmOptions { config: Some(choice), ..Default::default() };
             setup.now(format!("{} on both", data.case));
             let bits = |device: &Device| -> Result<Vec<u8>, Failure> {

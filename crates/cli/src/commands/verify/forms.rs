@@ -14,12 +14,16 @@ use super::random::{Draw, GROUP_LAYOUTS, m_grouped};
 use super::{Check, Setup, each, ensure, gemms};
 use crate::counting::allocations;
 
-pub fn checks() -> Vec<Check> {
-    let mut checks = vec![
-        Check::anywhere("per-token and per-tensor scales", shared_scales),
-        Check::with_kernels("per-token and per-tensor scales in every kernel", shared_in_kernels),
+pub fn checks(setup: &Setup) -> Vec<Check> {
+    let of_e5m2 = vec![
         Check::anywhere("operands of e5m2", e5m2),
         Check::with_kernels("operands of e5m2 in every kernel", e5m2_in_kernels),
+    ];
+    let case = GemmCase { e5m2: Some(E5m2::A), ..GemmCase::fp8(128, 128, 128) };
+    let mut checks = setup.family("GEMMs of e5m2", &case, of_e5m2);
+    checks.extend([
+        Check::anywhere("per-token and per-tensor scales", shared_scales),
+        Check::with_kernels("per-token and per-tensor scales in every kernel", shared_in_kernels),
         Check::anywhere("fp8 operands that are not K-major", not_k_major),
         Check::with_kernels("a GEMM of transposed operands is that of K-major ones", same_as_k_major),
         Check::with_kernels("a graph transposes what is there when it is replayed", replayed),
@@ -30,14 +34,16 @@ pub fn checks() -> Vec<Check> {
         ),
         Check::on_gpu("a second GEMM of transposed operands allocates nothing", no_allocation),
         Check::with_kernels("UE8M0 scales give the bits of the same scales in FP32", ue8m0),
-    ];
+    ]);
     for (types, layout) in [(FP8, GemmLayout::Nt), (BF16, GemmLayout::Nt), (FP16, GemmLayout::Nn)] {
         let name = format!("batch invariance of {types} {layout}");
         checks.push(Check::with_kernels(name, move |setup| batch_invariant(setup, types, layout)));
     }
     for types in [FP8, BF16, FP16] {
         let name = format!("rows of a batch of {types} do not depend on their place");
-        checks.push(Check::with_kernels(name, move |setup| place_in_batch(setup, types)));
+        let case = m_grouped(types, GroupLayout::All, &[64, 64], [128, 128], 0);
+        let of_types = vec![Check::with_kernels(name.clone(), move |setup| place_in_batch(setup, types))];
+        checks.extend(setup.family(name, &case, of_types));
     }
     checks
 }
@@ -170,7 +176,8 @@ fn replayed(setup: &Setup) -> Result<String, Failure> {
     let stream = setup.device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     for layout in OTHER_LAYOUTS {
-        let draw = |seed| GemmData::draw(GemmCase { seed, ..GemmCase::dense(FP8, layout, [70, 200, 640]) });
+        let case = GemmCase::dense(FP8, layout, [70, 200, 640]);
+        let draw = |seed| GemmCase { seed, ..case.clone() }.drawn_for(&setup.device);
         let (first, second) = (draw(1)?, draw(2)?);
         let mut operands = first.upload(&setup.device)?;
         operands.run(&options)?;
@@ -231,7 +238,7 @@ fn grouped_nn(setup: &Setup) -> Result<String, Failure> {
 fn dropped_streams(setup: &Setup) -> Result<String, Failure> {
     const STREAMS: usize = 24;
     let case = GemmCase::dense(FP8, GemmLayout::Nn, [64, 256, 8192]);
-    let draw = |seed| GemmData::draw(GemmCase { seed, ..case.clone() });
+    let draw = |seed| GemmCase { seed, ..case.clone() }.drawn_for(&setup.device);
     let data = [draw(1)?, draw(2)?];
     let upload = |data: &GemmData| data.upload(&setup.device);
     let mut expected = [upload(&data[0])?, upload(&data[1])?];

@@ -23,7 +23,7 @@ const THREADS: u32 = 1024;
 const PIECE: usize = 4096;
 const ROUNDS: usize = 16;
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     vec![
         Check::with_kernels("hardware: bulk stores of CTAs that have exited", stores),
         Check::with_kernels("hardware: an mbarrier that no fence follows", barriers),
@@ -54,7 +54,7 @@ impl Run<'_> {
     }
 
     fn on_gpu(&self, gpu: &oxigemm_cuda::Device) -> Result<Vec<u8>, Failure> {
-        let ptx = PtxModule { name: self.entry, text: self.text, arch: "sm_90a" };
+        let ptx = PtxModule { name: self.entry, text: self.text, arch: "sm_90" };
         let module = gpu.load(&CubinCache::disabled(), &ptx)?;
         let (function, stream) = (module.function(self.entry)?, gpu.new_stream()?);
         function.allow_dynamic_shared(self.shared_bytes)?;

@@ -1,7 +1,6 @@
 //! Checks of the GEMM before the norm of a hyper-connection.
 
-use oxigemm::sim::Options;
-use oxigemm::{Device, GemmOptions, Sim};
+use oxigemm::{Device, GemmOptions};
 
 use super::random::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
@@ -11,7 +10,7 @@ use crate::cases::hyper_connection::{HcHost, HcSpec};
 const COLUMNS: [usize; 4] = [8, 16, 24, 32];
 const SPLITS: [Option<usize>; 5] = [None, Some(1), Some(2), Some(16), Some(100)];
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     vec![
         Check::anywhere("hyper-connection (hc): random shapes", random_cases),
         Check::anywhere("hyper-connection (hc): operands at the end of memory", at_the_end),
@@ -75,7 +74,7 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
 
 /// The same inputs on the GPU and in the simulator, for every kernel.
 pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
-    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+    let simulated = setup.simulator()?;
     let mut cases = 0;
     for (i, n) in COLUMNS.into_iter().enumerate() {
         for (j, k) in [64, 200, 2048].into_iter().enumerate() {

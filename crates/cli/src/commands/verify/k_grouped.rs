@@ -3,20 +3,32 @@
 use oxigemm::{
     Addend, DType, Device, GemmLayout, GemmOptions, KGroupNumbers, Tensor, k_grouped_half_gemm, random,
 };
-use oxigemm_testkit::{Failure, GemmCase, GemmData, Op};
+use oxigemm_testkit::{Failure, GemmCase, Op, OperandTypes};
 
 use super::random::k_grouped;
 use super::{Check, Setup, each, ensure, gemms};
 
-pub fn checks() -> Vec<Check> {
-    vec![
+pub fn checks(setup: &Setup) -> Vec<Check> {
+    let served = forms(setup);
+    let absent = Op::k_grouped_forms().into_iter().filter(|form| !served.contains(form));
+    let mut checks: Vec<Check> =
+        absent.map(|(types, layout)| Check::absent(format!("{types} {layout}: k-grouped GEMMs"))).collect();
+    checks.extend([
         Check::anywhere("k-grouped: groups of no K, of one, and of much", sizes),
         Check::anywhere("k-grouped: random groups", random_groups),
         Check::with_kernels("k-grouped: numbers that are no K", clamped),
         Check::anywhere("k-grouped: repeats of groups give the same bits", repeats),
         Check::with_kernels("k-grouped: a graph is replayed with other groups", replayed),
         Check::with_kernels("k-grouped: the ends of groups are as good as their K", ends),
-    ]
+    ]);
+    checks
+}
+
+/// Operand types and layouts that the device computes.
+fn forms(setup: &Setup) -> Vec<(OperandTypes, GemmLayout)> {
+    let served =
+        |form: &(OperandTypes, GemmLayout)| setup.serves(&k_grouped(*form, &[128, 64], [64, 128], 0));
+    Op::k_grouped_forms().into_iter().filter(served).collect()
 }
 
 fn sizes(setup: &Setup) -> Result<String, Failure> {
@@ -35,10 +47,10 @@ fn sizes(setup: &Setup) -> Result<String, Failure> {
     let shapes = groups.into_iter().enumerate().flat_map(|(i, ks)| {
         [[40, 72], [1, 1], [130, 33]].into_iter().enumerate().map(move |(j, size)| (ks, size, i + 5 * j))
     });
-    let forms = Op::k_grouped_forms();
+    let forms = &forms(setup);
     let cases =
         shapes.flat_map(|(ks, size, turn)| forms.iter().map(move |form| k_grouped(*form, ks, size, turn)));
-    gemms(setup, each(cases.step_by(if setup.quick { 3 } else { 1 })))
+    gemms(setup, each(setup.thinned(cases.step_by(if setup.quick { 3 } else { 1 }))))
 }
 
 /// The same bits, with NaN between a group's end and the start of the next.
@@ -84,7 +96,7 @@ fn ends(setup: &Setup) -> Result<String, Failure> {
 }
 
 fn random_groups(setup: &Setup) -> Result<String, Failure> {
-    let forms = Op::k_grouped_forms();
+    let forms = &forms(setup);
     let draw = |turn: usize, which: u64, end: usize| {
         (random::bits(setup.seed ^ 0x5c, 1000 * turn as u64 + which) % end as u64) as usize
     };
@@ -108,12 +120,15 @@ fn random_groups(setup: &Setup) -> Result<String, Failure> {
 /// Numbers that the host never sees, and that no caller should pass: they are cut off as the CPU cuts them off.
 fn clamped(setup: &Setup) -> Result<String, Failure> {
     let numbers = [[i32::MAX, 5, 5], [-7, 208, 1000], [0, 0, 0], [416, 1, -1], [304, 304, 304], [1, 1, 1]];
-    let forms = Op::k_grouped_forms();
-    for ((types, layout), numbers) in forms.into_iter().flat_map(|form| numbers.map(|list| (form, list))) {
+    let forms = forms(setup);
+    let lists = forms.into_iter().flat_map(|form| numbers.map(|list| (form, list)));
+    for ((types, layout), numbers) in setup.thinned(lists) {
+        // FP4 has two elements to a byte.
+        let numbers = numbers.map(|k| if types.has_fp4() { k & !1 } else { k });
         let case = GemmCase::k_grouped(types, layout, vec![208, 80, 128], [20, 40]);
         let about = format!("{types} {layout}, K of groups {numbers:?}");
         setup.now(about.clone());
-        let data = GemmData::draw(case)?;
+        let data = case.drawn_for(&setup.device)?;
         let on = |device: &Device| -> Result<Vec<f32>, Failure> {
             let mut gemm = data.upload(device)?;
             gemm.numbers = Some(Tensor::from_slice(&numbers, &[3], device)?);
@@ -139,7 +154,7 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
         Some(_) => (&[1024, 0, 512, 2048, 16, 130], [700, 1000]),
         None => (&[130, 0, 16], [20, 40]),
     };
-    for (types, layout) in Op::k_grouped_forms() {
+    for (types, layout) in forms(setup) {
         let case = GemmCase::k_grouped(types, layout, ks.to_vec(), size);
         setup.repeats(&case, &GemmOptions::default())?;
     }
@@ -152,17 +167,17 @@ fn replayed(setup: &Setup) -> Result<String, Failure> {
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     // As much in all, in blocks and in whatever a group is rounded up to.
     let turns: [[usize; 3]; 5] = [[128, 0, 252], [0, 380, 0], [124, 0, 256], [380, 0, 0], [128, 128, 124]];
-    for form in Op::k_grouped_forms() {
+    for form in forms(setup) {
         let of = |ks: [usize; 3], turn: u64| {
-            GemmData::draw(GemmCase { seed: turn, ..k_grouped(form, &ks, [70, 136], 0) })
+            GemmCase { seed: turn, ..k_grouped(form, &ks, [70, 136], 0) }.drawn_for(&setup.device)
         };
         let mut gemm = of(turns[0], 0)?.upload(&setup.device)?;
         gemm.run(&options)?;
         let graph = stream.capture(|_| gemm.run(&options))?;
-        for (turn, ks) in turns.into_iter().enumerate() {
+        for (turn, ks) in turns.into_iter().enumerate().step_by(if setup.is_thrifty() { 3 } else { 1 }) {
             gemm.replace(&of(ks, turn as u64)?)?;
             setup.replay(&mut gemm, &graph, &stream, turn)?;
         }
     }
-    Ok(format!("one graph of each form, launched with {} sets of groups", turns.len()))
+    Ok("one graph of each form, launched with several sets of groups".to_owned())
 }

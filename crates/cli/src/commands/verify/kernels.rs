@@ -5,31 +5,35 @@ use oxigemm::{DType, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
-use oxigemm_testkit::{AddendKind, FP8, Failure, GemmCase, GroupLayout, ScaleOrder};
+use oxigemm_testkit::{AddendKind, FP8, Failure, GemmCase, GroupLayout, OperandTypes, ScaleOrder};
 
-use super::ARCH;
 use super::random::{ADDENDS, Draw, GROUP_LAYOUTS, ORDERS, k_grouped, m_grouped, summed};
 use super::{Check, Setup, ensure, gemms};
 
 /// What a check of a kernel does.
 type KernelCheck = fn(&Setup, GemmKernel) -> Result<String, Failure>;
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(setup: &Setup) -> Vec<Check> {
+    let arch = setup.arch();
     let dense = |config: &GemmKernel| case_of(config, [1, 1, 1]).e5m2.is_none();
     let mut kernels: Vec<(GemmKernel, KernelCheck)> =
-        GemmKernel::dense(ARCH).filter(dense).map(|config| (config, dense_kernel as KernelCheck)).collect();
-    let m_grouped = GemmKernel::m_grouped(ARCH).chain(GemmKernel::batched(ARCH));
+        GemmKernel::dense(arch).filter(dense).map(|config| (config, dense_kernel as KernelCheck)).collect();
+    let m_grouped = GemmKernel::m_grouped(arch).chain(GemmKernel::batched(arch));
     kernels.extend(m_grouped.map(|config| (config, m_grouped_kernel as KernelCheck)));
-    kernels.extend(GemmKernel::summed(ARCH).map(|config| (config, summed_kernel as KernelCheck)));
-    kernels.extend(GemmKernel::k_grouped(ARCH).map(|config| (config, k_grouped_kernel as KernelCheck)));
-    kernels.extend(GemmKernel::fused(ARCH).map(|config| (config, fused_kernel as KernelCheck)));
+    kernels.extend(GemmKernel::summed(arch).map(|config| (config, summed_kernel as KernelCheck)));
+    kernels.extend(GemmKernel::k_grouped(arch).map(|config| (config, k_grouped_kernel as KernelCheck)));
+    kernels.extend(GemmKernel::fused(arch).map(|config| (config, fused_kernel as KernelCheck)));
     kernels.extend(
-        GemmKernel::fused_m_grouped(ARCH).map(|config| (config, fused_grouped_kernel as KernelCheck)),
+        GemmKernel::fused_m_grouped(arch).map(|config| (config, fused_grouped_kernel as KernelCheck)),
     );
-    let check = |(config, check): (GemmKernel, KernelCheck)| {
-        Check::with_kernels(format!("kernel {}", config.name()), move |setup| check(setup, config))
+    // Every one of them is tried as a test of the library too.
+    let few = setup.is_thrifty();
+    let check = |(i, (config, check)): (usize, (GemmKernel, KernelCheck))| {
+        let run = move |setup: &Setup| check(setup, config);
+        let check = Check::with_kernels(format!("kernel {}", config.name()), run);
+        Check { long: few && i % 5 != 0, ..check }
     };
-    kernels.into_iter().map(check).collect()
+    kernels.into_iter().enumerate().map(check).collect()
 }
 
 /// Every way to launch a kernel, but only some numbers of stages.
@@ -120,6 +124,7 @@ fn dense_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
     cases.extend(fitting(setup, config, &case)?.into_iter().map(|choice| (case.clone(), by(choice))));
     // The simulator takes its time for each; three and thirteen have nothing in common with the lists above.
     let step = match (simulated, setup.quick) {
+        _ if setup.is_thrifty() => 29,
         (true, true) => 13,
         (true, false) | (false, true) => 3,
         (false, false) => 1,
@@ -163,6 +168,7 @@ fn m_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure
     let step = match (setup.device.as_cuda().is_some(), setup.quick) {
         (true, _) => 1,
         (false, false) => 3,
+        (false, true) if setup.is_thrifty() => 29,
         (false, true) => 13,
     };
     gemms(setup, cases.into_iter().step_by(step))
@@ -184,6 +190,7 @@ fn summed_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
     ensure(cases.len() > 12, || format!("only {} launches fit", cases.len()))?;
     // The simulator takes its time for each.
     let step = match (simulated, setup.quick) {
+        _ if setup.is_thrifty() => 31,
         (true, true) => 11,
         (true, false) => 4,
         (false, _) => 1,
@@ -210,6 +217,7 @@ fn k_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure
     let step = match (setup.device.as_cuda().is_some(), setup.quick) {
         (true, _) => 1,
         (false, false) => 5,
+        (false, true) if setup.is_thrifty() => 31,
         (false, true) => 11,
     };
     gemms(setup, cases.into_iter().step_by(step))
@@ -223,7 +231,8 @@ fn fused_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
     let mut cases = Vec::new();
     for choice in some_launches(config) {
         for _ in 0..count {
-            let case = draw.fused(types, gated);
+            // A factor is all that the epilogue of NVFP4 has.
+            let case = if types.is_nvfp4() { draw.scaled(types) } else { draw.fused(types, gated) };
             let fits = plan_of(&case, Some(choice), &limits).is_some();
             ensure(fits, || format!("{case}: no plan by {}", plan::name(&choice)))?;
             cases.push((case, by(choice)));
@@ -241,7 +250,14 @@ fn fused_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Fai
     let mut cases = Vec::new();
     for choice in launches(config) {
         for _ in 0..count {
-            cases.push((draw.fused_groups(types, gated, block_m), by(choice)));
+            let case = match types.is_nvfp4() {
+                true => {
+                    let (layout, turn) = (GROUP_LAYOUTS[draw.below(3)], draw.below(60));
+                    m_grouped(types, layout, &[block_m + 3, 0, 1, 40], [144, 336], turn)
+                }
+                false => draw.fused_groups(types, gated, block_m),
+            };
+            cases.push((case, by(choice)));
         }
     }
     gemms(setup, cases)
@@ -249,24 +265,29 @@ fn fused_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Fai
 
 /// Operands of e5m2 in every kernel that takes them, and shared scales in every other FP8 kernel.
 pub fn of_each_fp8_kernel(setup: &Setup, e5m2: bool) -> Result<Vec<(GemmCase, GemmOptions)>, Failure> {
-    let case = |config: &GemmKernel| case_of(config, [70, 150, 1168]);
-    let holds = |config: &GemmKernel| case(config).types == FP8 && case(config).e5m2.is_some() == e5m2;
+    // FP32 scales, also where the kernel's tensor core applies others.
+    let case = |config: &GemmKernel| GemmCase { types: FP8, ..case_of(config, [70, 150, 1168]) };
+    let holds = |config: &GemmKernel| {
+        let OperandTypes { scale_blocks, fp4, .. } = operands_of(config).0;
+        scale_blocks == FP8.scale_blocks && fp4 == FP8.fp4 && case(config).e5m2.is_some() == e5m2
+    };
     let nth = |(i, config): (usize, GemmKernel)| {
         let choices = fitting(setup, config, &case(&config))?;
         Ok((GemmCase { seed: i as u64, ..case(&config) }, by(choices[i % choices.len()])))
     };
-    GemmKernel::dense(ARCH).filter(holds).enumerate().map(nth).collect()
+    GemmKernel::dense(setup.arch()).filter(holds).enumerate().map(nth).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm::Arch;
 
     #[test]
     fn grouped_kernels_are_persistent() {
-        for config in GemmKernel::m_grouped(ARCH) {
+        for config in GemmKernel::m_grouped(Arch::Sm90a) {
             assert!(!launches(config).iter().any(GemmConfig::is_split_k));
         }
-        assert!(group_layouts(&GemmKernel::batched(ARCH).next().unwrap()) == [GroupLayout::All]);
+        assert!(group_layouts(&GemmKernel::batched(Arch::Sm90a).next().unwrap()) == [GroupLayout::All]);
     }
 }

@@ -29,16 +29,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use oxigemm::plan::{self, Limits};
+use oxigemm::sim::Options;
 use oxigemm::{Arch, Cuda, Device, GemmOptions, Graph, Stream};
 use oxigemm_cuda::assemble::Ptxas;
+use oxigemm_testkit::plan::plan as planned;
 use oxigemm_testkit::{Effort, Failure, Gemm, GemmCase, Verdict};
 use serde_json::json;
 
+use crate::commands::prebuild::target_names;
 use crate::output::{print_json, print_line, progress};
 use crate::{Common, Outcome};
-
-/// Architecture whose kernels are verified.
-const ARCH: Arch = Arch::Sm90a;
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
@@ -171,11 +171,23 @@ impl Setup {
         }
     }
 
+    /// Whether the simulator should be asked for little: it computes whole tiles, and those of tensor memory are large.
+    fn is_thrifty(&self) -> bool {
+        self.quick && self.device.as_sim().is_some() && self.arch() != Arch::Sm90a
+    }
+
+    /// Some of the cases, where the simulator should be asked for little.
+    fn thinned<T>(&self, cases: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+        // It has no divisor in common with the lists that are gone through.
+        cases.into_iter().step_by(if self.is_thrifty() { 5 } else { 1 })
+    }
+
     /// A number of cases, less where it should go fast: not on a GPU, or if asked.
     fn count(&self, full: usize) -> usize {
         let part = match (&self.device, self.quick) {
             (Device::Cuda(_), false) => 1,
             (Device::Cuda(_), true) => 5,
+            (Device::Sim(_), true) if self.is_thrifty() => 60,
             (Device::Sim(_), false) => 3,
             (_, false) => 5,
             (_, true) => 20,
@@ -186,10 +198,35 @@ impl Setup {
     /// Multiplications of one case: the reference has to compute them too, and the simulator one by one.
     fn largest(&self) -> usize {
         match (&self.device, self.quick) {
+            (Device::Sim(_), true) if self.is_thrifty() => 1_000_000,
             (Device::Sim(_), true) => 4_000_000,
             (Device::Sim(_), false) => 20_000_000,
             _ => 100_000_000,
         }
+    }
+
+    /// The architecture whose kernels are verified: the device's own, Hopper's where it has none.
+    fn arch(&self) -> Arch {
+        self.device.limits().map_or(Arch::Sm90a, |limits| limits.arch)
+    }
+
+    /// Whether the device computes such a case: the CPU every one, another that for which there is a kernel.
+    fn serves(&self, case: &GemmCase) -> bool {
+        self.device.limits().is_none_or(|limits| planned(case, None, limits).is_some())
+    }
+
+    /// The checks of operands and groups like those of a case, or one that says that there is no kernel for them.
+    fn family(&self, name: impl Display, case: &GemmCase, checks: Vec<Check>) -> Vec<Check> {
+        if self.serves(case) { checks } else { vec![Check::absent(name.to_string())] }
+    }
+
+    /// A simulator of the device's architecture, which looks for no hazards.
+    fn simulator(&self) -> Result<Device, Failure> {
+        let device: Device = format!("sim:{}", self.arch()).parse()?;
+        if let Some(sim) = device.as_sim() {
+            sim.set_options(Options { hazards: false, ..sim.options() });
+        }
+        Ok(device)
     }
 
     /// What planning knows of the device, for checks that need kernels.
@@ -219,6 +256,8 @@ enum Needs {
     GpuAndPtxas,
     /// In the simulator.
     Simulator,
+    /// A kernel that the architecture has not.
+    Kernel,
 }
 
 impl Needs {
@@ -226,6 +265,7 @@ impl Needs {
     fn why_not(self, device: &Device) -> Option<&'static str> {
         match (self, device) {
             (Needs::GpuAndPtxas, Device::Cuda(_)) if Ptxas::find().is_none() => Some("this needs a ptxas"),
+            (Needs::Kernel, _) => Some("the architecture has no kernel for this"),
             (Needs::Simulator, Device::Sim(_)) => None,
             (Needs::Simulator, _) => Some("this needs the simulator"),
             (Needs::Nothing, _) | (_, Device::Cuda(_)) | (Needs::Kernels, Device::Sim(_)) => None,
@@ -260,13 +300,19 @@ impl Check {
         Check { name: name.into(), needs: Needs::Gpu, run: Box::new(run), long: false }
     }
 
+    /// What stands for the checks of a family without a kernel.
+    fn absent(name: impl Into<String>) -> Check {
+        let run = |_: &Setup| Err("the architecture has no kernel for this".into());
+        Check { name: name.into(), needs: Needs::Kernel, run: Box::new(run), long: false }
+    }
+
     fn on_gpu_with_ptxas(name: &str, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
         Check { name: name.to_owned(), needs: Needs::GpuAndPtxas, run: Box::new(run), long: false }
     }
 }
 
 /// The suite, in its order.
-const CHECKS: [fn() -> Vec<Check>; 17] = [
+const CHECKS: [fn(&Setup) -> Vec<Check>; 17] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -286,7 +332,7 @@ const CHECKS: [fn() -> Vec<Check>; 17] = [
     oracle::checks,
 ];
 /// Checks that compare a GPU with the simulator.
-const COMPARISONS: [fn() -> Vec<Check>; 3] =
+const COMPARISONS: [fn(&Setup) -> Vec<Check>; 3] =
     [simulator::checks, epilogue::comparisons, quantize::comparisons];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -294,6 +340,7 @@ enum Mark {
     Passed,
     Failed,
     Skipped,
+    Absent,
 }
 
 impl Mark {
@@ -302,6 +349,7 @@ impl Mark {
             Mark::Passed => "ok",
             Mark::Failed => "FAILED",
             Mark::Skipped => "skipped",
+            Mark::Absent => "absent",
         }
     }
 }
@@ -311,7 +359,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let device = common.device()?;
     if args.compare.is_some() && device.as_cuda().is_none_or(|cuda| !cuda.is_supported()) {
         return Err(format!(
-            "--compare runs the same inputs on a GPU of {ARCH} and in the simulator; the device here is {device}"
+            "--compare runs the same inputs on a GPU of {} and in the simulator; the device here is {device}",
+            target_names().join(" or ")
         )
         .into());
     }
@@ -320,9 +369,9 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     thread::spawn(move || watched.watch(patience));
     let mut checks = Vec::new();
     if args.compare.is_none() {
-        checks.extend(CHECKS.iter().flat_map(|checks| checks()));
+        checks.extend(CHECKS.iter().flat_map(|checks| checks(&setup)));
     }
-    checks.extend(COMPARISONS.iter().flat_map(|checks| checks()));
+    checks.extend(COMPARISONS.iter().flat_map(|checks| checks(&setup)));
     checks.retain(|check| !(args.quick && check.long));
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {
@@ -343,7 +392,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         setup.now(check.name.clone());
         let started = Instant::now();
         let (mark, note) = if let Some(why_not) = check.needs.why_not(&setup.device) {
-            (Mark::Skipped, why_not.to_owned())
+            let absent = matches!(check.needs, Needs::Kernel);
+            (if absent { Mark::Absent } else { Mark::Skipped }, why_not.to_owned())
         } else {
             match (check.run)(&setup) {
                 Ok(note) => (Mark::Passed, note),
@@ -366,13 +416,24 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     bar.finish_and_clear();
     let count = |mark| marks.iter().filter(|found| **found == mark).count();
     let (passed, failed, skipped) = (count(Mark::Passed), count(Mark::Failed), count(Mark::Skipped));
+    let of_marks = checks.iter().zip(&marks);
+    let absent: Vec<&str> =
+        of_marks.filter(|(_, mark)| **mark == Mark::Absent).map(|(check, _)| check.name.as_str()).collect();
+    let (device, arch) = (setup.device.to_string(), setup.arch().name());
     if common.json {
-        print_json(
-            &json!({ "device": setup.device.to_string(), "passed": passed, "failed": failed, "skipped": skipped }),
-        );
+        print_json(&json!({
+            "device": device, "arch": arch, "passed": passed, "failed": failed, "skipped": skipped,
+            "absent": absent,
+        }));
     } else {
         let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
-        print_line(&format!("on {}: {passed} passed, {failed} failed{skipped}", setup.device));
+        if !absent.is_empty() {
+            print_line(&format!("without a kernel of {arch}: {}", absent.join("; ")));
+        }
+        let absent = if absent.is_empty() { String::new() } else { format!(", {} absent", absent.len()) };
+        print_line(&format!(
+            "on {device}, kernels of {arch}: {passed} passed, {failed} failed{skipped}{absent}"
+        ));
     }
     Ok(failed == 0 && passed > 0)
 }

@@ -9,7 +9,7 @@ use super::random::Draw;
 use super::{Check, Setup, ensure};
 use crate::Failure;
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     vec![
         Check::anywhere("moe: tokens to random experts and back", random_cases),
         Check::anywhere("moe: repeats give the same bits", repeats),

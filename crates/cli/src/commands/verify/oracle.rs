@@ -36,14 +36,19 @@ const QUICK: &[&str] = &[
 ];
 
 /// A check for each kernel of the corpus.
-pub(super) fn checks() -> Vec<Check> {
+pub(super) fn checks(setup: &Setup) -> Vec<Check> {
+    // A simulated GPU of one architecture runs what is written for it.
+    let gpu = setup.device.as_sim().and_then(|sim| sim.options().gpu).map(|gpu| gpu.to_string());
     let Some(folder) = oxigemm_oracle::folder() else {
         return vec![absent(
             "crates/oracle/ptx is not here: run this in the source tree, or set OXIGEMM_ORACLES",
         )];
     };
     match oxigemm_oracle::corpus(&folder) {
-        Ok(kernels) => kernels.into_iter().map(of).collect(),
+        Ok(kernels) => {
+            let is_for = |kernel: &Kernel| gpu.as_ref().is_none_or(|gpu| *gpu == kernel.target);
+            kernels.into_iter().filter(is_for).map(of).collect()
+        }
         Err(error) => vec![absent(&error)],
     }
 }

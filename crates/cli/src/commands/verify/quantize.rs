@@ -28,7 +28,7 @@ const OPS: [QuantizeOp; 11] = [
 const ROWS: [usize; 14] = [1, 2, 3, 7, 8, 9, 31, 33, 64, 127, 128, 129, 257, 600];
 const COLUMNS: [usize; 16] = [1, 7, 8, 31, 32, 33, 127, 128, 129, 136, 256, 512, 1000, 1024, 2056, 9000];
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     let mut checks = Vec::new();
     for op in OPS {
         let name = format!("quantize: {op:?} with random shapes, types and layouts").to_lowercase();
@@ -46,7 +46,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 /// Comparisons with the simulator.
-pub fn comparisons() -> Vec<Check> {
+pub fn comparisons(_: &Setup) -> Vec<Check> {
     vec![Check::on_gpu("quantize: the simulator gives the same bits", simulated)]
 }
 
@@ -385,7 +385,7 @@ fn no_allocations(setup: &Setup) -> Result<String, Failure> {
 
 /// All but SwiGLU, whose exponential is the GPU's own.
 fn simulated(setup: &Setup) -> Result<String, Failure> {
-    let simulator = Device::sim();
+    let simulator = setup.simulator()?;
     let mut draw = Draw::new(setup, 83);
     let mut count = 0;
     for op in &OPS[..OPS.len() - 1] {

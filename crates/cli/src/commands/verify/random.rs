@@ -69,7 +69,8 @@ impl Draw {
         let case = self.dense(types, GemmLayout::Nt);
         // A K of at most 32 has one scale, be it of 32 or of 128: that is a GEMM of other kernels.
         let of_32 = types.scale_blocks.is_some_and(|[[_, k], _]| k == 32);
-        GemmCase { sfa, sfb, k: if of_32 { case.k.max(33) } else { case.k }, ..case }
+        let k = if of_32 { case.k.max(33) } else { case.k };
+        GemmCase { sfa, sfb, k: fitting_k(&types, k), ..case }
     }
 
     /// A dense case of some operands and layout.
@@ -122,9 +123,9 @@ impl Draw {
         let epilogue = self.epilogue(&types, gated);
         let case = self.dense(types, GemmLayout::Nt);
         let (sfa, sfb) = (self.of(&ORDERS), self.of(&ORDERS));
-        let n = epilogue.fitting(case.n, &types);
+        let (n, k) = (epilogue.fitting(case.n, &types), fitting_k(&types, case.k));
         let addend = if epilogue.quantized.is_some() { AddendKind::None } else { case.addend };
-        GemmCase { sfa, sfb, n, addend, epilogue: Some(epilogue), ..case }
+        GemmCase { sfa, sfb, n, k, addend, epilogue: Some(epilogue), ..case }
     }
 
     /// An m-grouped case whose rows, N, addend and gaps its epilogue takes: rows around a tile of so many, or fewer.
@@ -150,6 +151,16 @@ impl Draw {
         };
         GemmCase { addend, epilogue: Some(epilogue), ..case }
     }
+}
+
+/// The next K that operands can have: FP4 has two elements to a byte, and beside FP8 lines of 128.
+pub fn fitting_k(types: &OperandTypes, k: usize) -> usize {
+    let unit = match (types.has_fp4(), types.fp4) {
+        (false, _) => 1,
+        (true, [true, true]) => 2,
+        (true, _) => 128,
+    };
+    k.next_multiple_of(unit)
 }
 
 /// The same with K-major operands, and nothing added.
@@ -182,7 +193,7 @@ pub fn m_grouped(
         sfa: ORDERS[turn % ORDERS.len()],
         d_padding: [0, 8, 3][turn % 3],
         seed: turn as u64,
-        ..GemmCase::m_grouped(types, groups, dims)
+        ..GemmCase::m_grouped(types, groups, [dims[0], fitting_k(&types, dims[1])])
     }
 }
 

@@ -7,7 +7,7 @@ use oxigemm_testkit::{AddendKind, BF16, Effort, FP16, Failure, Fp8Pair, GemmCase
 
 use super::{Check, Setup, ensure};
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     let mut checks = vec![Check::with_kernels("raw pointers", fp8)];
     for types in [BF16, FP16] {
         let name = format!("{types}: raw pointers");

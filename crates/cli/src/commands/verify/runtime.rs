@@ -8,11 +8,8 @@ use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
 use oxigemm_kernels::KernelId;
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_testkit::plan::{case_of, plan};
-use oxigemm_testkit::{
-    AddendKind, Effort, FP8, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleOrder,
-};
+use oxigemm_testkit::{AddendKind, Effort, FP8, Failure, GemmCase, GroupLayout, MGroups, ScaleOrder};
 
-use super::ARCH;
 use super::kernels::launches;
 use super::{Check, Setup, ensure};
 use crate::counting::allocations;
@@ -25,12 +22,12 @@ const FIRST_CALL_MS: f64 = 500.0;
 /// The first call of a kernel whose cubin is cached.
 const CACHED_CALL_MS: f64 = 20.0;
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(_: &Setup) -> Vec<Check> {
     vec![
         Check::with_kernels("graph capture and replay", graphs),
         Check::on_gpu("programmatic launches", programmatic),
         Check::with_kernels("threads on one device", threads),
-        Check::with_kernels("200 random shapes without a compilation", no_compilations),
+        Check::with_kernels("random shapes without a compilation", no_compilations),
         Check::on_gpu("the second call of a shape", second_call),
         Check::on_gpu("first call, nothing cached", first_call),
         Check::on_gpu_with_ptxas("first call, cubin cached", cached_call),
@@ -65,7 +62,8 @@ fn graphs(setup: &Setup) -> Result<String, Failure> {
             ensure(cleared.result(0)?.iter().all(|x| *x == 0.0), || "k = 0 did not clear D".to_owned())?;
         }
         // The same addresses hold something else: the graph must read that.
-        product.replace(&GemmData::draw(GemmCase { seed: case.seed + 1, ..case.clone() })?)?;
+        let other = GemmCase { seed: case.seed + 1, ..case.clone() };
+        product.replace(&other.drawn_for(&setup.device)?)?;
         product.poison()?;
         graph.launch(&stream)?;
         stream.synchronize()?;
@@ -100,7 +98,7 @@ fn threads(setup: &Setup) -> Result<String, Failure> {
     // A device with nothing loaded, so that the threads load and plan at the same time.
     let (device, calls, [m, n, k]) = match &setup.device {
         Device::Cuda(cuda) => (Device::Cuda(Cuda::open(cuda.gpu().ordinal())?), 20, [37, 576, 1024]),
-        _ => (Device::sim(), 2, [9, 72, 256]),
+        _ => (format!("sim:{}", setup.arch()).parse()?, 2, [9, 72, 256]),
     };
     let cases: Vec<GemmCase> = (0..THREADS)
         .map(|i| GemmCase { seed: i, ..GemmCase::fp8(1 + m * i as usize, n, k + 128 * (i as usize % 3)) })
@@ -141,7 +139,7 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
     }
     let compilations = || device.as_cuda().map_or(0, |cuda| cuda.stats().compilations());
     let before = compilations();
-    let closed: BTreeSet<String> = KernelId::all(ARCH).map(|kernel| kernel.name()).collect();
+    let closed: BTreeSet<String> = KernelId::all(setup.arch()).map(|kernel| kernel.name()).collect();
     let mut kernels = BTreeSet::new();
     let size = |i: u64, which: u64, largest: u64| {
         // Evenly over orders of magnitude.
@@ -152,8 +150,8 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
         Device::Sim(_) => [200, 400, 512],
         _ => [8192, 8192, 4096],
     };
-    const SHAPES: u64 = 200;
-    for i in 0..SHAPES {
+    let shapes = if setup.is_thrifty() { 20 } else { 200 };
+    for i in 0..shapes {
         let (m, n, k) = (size(i, 0, largest_m), size(i, 1, largest_n), size(i, 2, largest_k));
         let (pitch, blocks) = (k.next_multiple_of(16), k.div_ceil(128));
         let new = |dtype, dims: [usize; 2]| Tensor::zeros(dtype, &dims, device);
@@ -170,7 +168,7 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
     let compiled = compilations() - before;
     ensure(compiled == 0, || format!("{compiled} compilations"))?;
     ensure(kernels.is_subset(&closed), || format!("{kernels:?} are not all in the closed set"))?;
-    Ok(format!("{SHAPES} shapes on {} of {} kernels: 0 compilations", kernels.len(), closed.len()))
+    Ok(format!("{shapes} shapes on {} of {} kernels: 0 compilations", kernels.len(), closed.len()))
 }
 
 /// What a call costs the host once its shape was seen.
@@ -225,9 +223,9 @@ fn host_us(setup: &Setup, mut call: impl FnMut() -> Result<(), Failure>) -> Resu
 
 /// What the driver takes to launch a kernel that does nothing.
 fn empty_launch_us(setup: &Setup) -> Result<f64, Failure> {
-    let text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry empty()\n{\n\tret;\n}\n";
+    let text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry empty()\n{\n\tret;\n}\n";
     let gpu = setup.cuda()?.gpu();
-    let module = gpu.load(&CubinCache::disabled(), &PtxModule { name: "empty", text, arch: "sm_90a" })?;
+    let module = gpu.load(&CubinCache::disabled(), &PtxModule { name: "empty", text, arch: "sm_90" })?;
     let (function, stream) = (module.function("empty")?, gpu.new_stream()?);
     let config = LaunchConfig::linear(1, 32);
     // SAFETY: the kernel takes no parameters and touches nothing.
@@ -238,7 +236,7 @@ fn empty_launch_us(setup: &Setup) -> Result<f64, Failure> {
 fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failure> {
     let ordinal = setup.cuda()?.gpu().ordinal();
     let mut worst = (0.0, String::new());
-    for config in GemmKernel::dense(ARCH).step_by(if setup.quick { 5 } else { 1 }) {
+    for config in GemmKernel::dense(setup.arch()).step_by(if setup.quick { 5 } else { 1 }) {
         setup.now(format!("the first call of {}", config.name()));
         let cuda = Cuda::with_cache(ordinal, cache.clone())?;
         let choice = launches(config)[0];

@@ -1,13 +1,11 @@
 //! Whether the GPU and the simulator agree.
 
 use oxigemm::plan::{self, KOrder};
-use oxigemm::sim::Options;
-use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
+use oxigemm::{Arch, DType, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
 use oxigemm_testkit::{FP8, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
 
-use super::ARCH;
 use super::kernels::{combinations, fitting, group_layouts, launches};
 use super::random::{ORDERS, k_grouped, m_grouped, summed};
 use super::{Check, Setup, ensure};
@@ -18,20 +16,21 @@ const CASES: usize = 8;
 const SHAPES: [[usize; 3]; 5] =
     [[8, 64, 512], [66, 136, 656], [130, 264, 384], [17, 72, 2100], [1, 200, 100]];
 
-pub fn checks() -> Vec<Check> {
-    vec![
-        Check::on_gpu("the simulator gives the same bits", same_bits),
-        Check::on_gpu("the simulator gives the same bits of m-grouped GEMMs", same_bits_of_groups),
-        Check::on_gpu("the simulator gives the same bits of k-grouped GEMMs", same_bits_of_k_groups),
-        Check::on_gpu(
+pub fn checks(setup: &Setup) -> Vec<Check> {
+    let serpentine = match SERPENTINE.iter().any(|serpentine| serpentine.is_for(setup.arch())) {
+        true => Check::on_gpu(
             "the simulator gives the same bits in serpentine K order",
             same_bits_in_serpentine_order,
         ),
+        false => Check::absent("serpentine K order"),
+    };
+    vec![
+        serpentine,
+        Check::on_gpu("the simulator gives the same bits", same_bits),
+        Check::on_gpu("the simulator gives the same bits of m-grouped GEMMs", same_bits_of_groups),
+        Check::on_gpu("the simulator gives the same bits of k-grouped GEMMs", same_bits_of_k_groups),
         Check::on_gpu("the simulator gives the same bits of summed GEMMs", same_bits_of_sums),
-        Check::on_gpu(
-            "the simulator gives the same bits of logits",
-            super::attention::same_bits_as_simulated,
-        ),
+        super::attention::comparison(setup),
         Check::on_gpu(
             "the simulator gives the same bits of hyper-connections",
             super::hyper_connection::same_bits_as_simulated,
@@ -41,8 +40,8 @@ pub fn checks() -> Vec<Check> {
 
 /// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
 fn same_bits(setup: &Setup) -> Result<String, Failure> {
-    let mut compared = Compared::new(setup);
-    for (i, config) in GemmKernel::dense(ARCH).enumerate() {
+    let mut compared = Compared::new(setup)?;
+    for (i, config) in GemmKernel::dense(setup.arch()).enumerate() {
         for nth in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
             let (case, options) = dense_case(setup, config, [i, nth])?;
             compared.add(&config.name(), case, &options)?;
@@ -94,15 +93,14 @@ struct Compared<'a> {
 }
 
 impl<'a> Compared<'a> {
-    fn new(setup: &'a Setup) -> Self {
-        let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
-        Compared { setup, simulated, cases: 0, elements: 0 }
+    fn new(setup: &'a Setup) -> Result<Self, Failure> {
+        Ok(Compared { setup, simulated: setup.simulator()?, cases: 0, elements: 0 })
     }
 
     /// Compares the result of a case that a kernel serves, and what is around it, on both devices.
     fn add(&mut self, kernel: &str, case: GemmCase, options: &GemmOptions) -> Result<(), Failure> {
         self.setup.now(format!("{case} on both"));
-        let data = GemmData::draw(case)?;
+        let data = case.drawn_for(&self.setup.device)?;
         let case = &data.case;
         let (gpu, sim) = (bits(&data, options, &self.setup.device)?, bits(&data, options, &self.simulated)?);
         let size = case.d_type.size();
@@ -122,8 +120,8 @@ impl<'a> Compared<'a> {
 
 /// The same for every m-grouped kernel, launch and layout of groups.
 fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
-    let mut compared = Compared::new(setup);
-    for (i, config) in GemmKernel::m_grouped(ARCH).chain(GemmKernel::batched(ARCH)).enumerate() {
+    let (mut compared, arch) = (Compared::new(setup)?, setup.arch());
+    for (i, config) in GemmKernel::m_grouped(arch).chain(GemmKernel::batched(arch)).enumerate() {
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { config: Some(choice), ..Default::default() };
             let (types, operands) = operands_of(&config);
@@ -139,8 +137,8 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
 
 /// The same for every k-grouped kernel and launch.
 fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
-    let mut compared = Compared::new(setup);
-    for (i, config) in GemmKernel::k_grouped(ARCH).enumerate() {
+    let mut compared = Compared::new(setup)?;
+    for (i, config) in GemmKernel::k_grouped(setup.arch()).enumerate() {
         let form = k_grouped_form_of(&config).ok_or("the kernel serves no operation")?;
         for (j, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { config: Some(choice), ..Default::default() };
@@ -155,8 +153,8 @@ fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
 
 /// The same in serpentine K order: every other tile of a cluster walks K backwards.
 fn same_bits_in_serpentine_order(setup: &Setup) -> Result<String, Failure> {
-    let mut compared = Compared::new(setup);
-    for serpentine in SERPENTINE {
+    let mut compared = Compared::new(setup)?;
+    for serpentine in SERPENTINE.iter().filter(|serpentine| serpentine.is_for(setup.arch())) {
         let (case, options) = serpentine.case()?;
         compared.add(serpentine.choice, case, &options)?;
     }
@@ -195,6 +193,10 @@ const SERPENTINE: [Serpentine; 9] = [
 ];
 
 impl Serpentine {
+    fn is_for(&self, arch: Arch) -> bool {
+        plan::parse(self.choice).is_some_and(|choice| choice.kernel.arch() == arch)
+    }
+
     fn case(&self) -> Result<(GemmCase, GemmOptions), Failure> {
         let choice =
             plan::parse(self.choice).ok_or_else(|| format!("no choice is called {}", self.choice))?;
@@ -216,8 +218,8 @@ impl Serpentine {
 
 /// The same for every kernel and launch that sums GEMMs.
 fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
-    let (mut compared, limits) = (Compared::new(setup), setup.limits()?);
-    for config in GemmKernel::summed(ARCH) {
+    let (mut compared, limits) = (Compared::new(setup)?, setup.limits()?);
+    for config in GemmKernel::summed(setup.arch()) {
         let (types, _) = operands_of(&config);
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let case = summed(types, 5, [66, 136, 100], turn);
@@ -234,7 +236,9 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm::Sim;
     use oxigemm::plan::{GemmConfig, Limits};
+    use oxigemm::sim::Options;
     use oxigemm_kernels::gemm::Launch;
     use oxigemm_testkit::plan::plan_in_order;
     use oxigemm_testkit::{FP8_1D1D, FP8_1X32, FP8_32X32};
@@ -262,7 +266,7 @@ mod tests {
 
     #[test]
     fn at_least_a_hundred_gemms_are_compared() {
-        assert!(GemmKernel::dense(ARCH).count() * CASES >= 100);
+        assert!(GemmKernel::dense(Arch::Sm90a).count() * CASES >= 100);
     }
 
     /// The first kernel of every family multiplies the operands of its cases, of which these have all kinds of scales.
@@ -271,7 +275,7 @@ mod tests {
         let device = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
         let setup = Setup::new(device.clone(), false, 1);
         let mut kinds = Vec::new();
-        for (i, config) in GemmKernel::dense(ARCH).enumerate() {
+        for (i, config) in GemmKernel::dense(Arch::Sm90a).enumerate() {
             if kinds.contains(&config.operands()) {
                 continue;
             }
@@ -284,7 +288,7 @@ mod tests {
             }
         }
         for types in [FP8_1D1D, FP8_1X32, FP8_32X32] {
-            assert!(GemmKernel::dense(ARCH).any(|config| operands_of(&config).0 == types), "{types}");
+            assert!(GemmKernel::dense(Arch::Sm90a).any(|config| operands_of(&config).0 == types), "{types}");
         }
     }
 }

@@ -2,13 +2,17 @@
 
 use oxigemm::plan;
 use oxigemm::{DType, GemmOptions};
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_testkit::plan::plan as plan_of;
 use oxigemm_testkit::{AddendKind, Effort, Failure, GemmCase, GemmData};
 
 use super::random::{ADDENDS, ORDERS};
 use super::{Check, Setup, ensure};
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(setup: &Setup) -> Vec<Check> {
+    if !GemmKernel::all(setup.arch()).any(|kernel| kernel.spec().is_stream_k()) {
+        return vec![Check::absent("stream-K")];
+    }
     vec![
         Check::with_kernels("stream-K: tiles that clusters split", split_tiles),
         Check::on_gpu("stream-K: split tiles in streams and graphs", split_tiles_side_by_side),

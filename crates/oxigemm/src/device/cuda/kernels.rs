@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use oxigemm_cuda::{CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule};
-use oxigemm_kernels::KernelId;
+use oxigemm_kernels::{KernelId, Target};
 
 use crate::device::launch::Geometry;
 use crate::device::limits::Limits;
@@ -30,6 +30,8 @@ pub struct Loaded {
 pub(super) struct Kernels {
     gpu: oxigemm_cuda::Device,
     cache: CubinCache,
+    /// What kernels are assembled for.
+    target: Target,
     /// Bytes of shared memory that a block may have.
     shared_per_block: u32,
     slots: Vec<Slot>,
@@ -57,8 +59,10 @@ struct Kernel {
 
 impl Kernels {
     pub fn new(gpu: oxigemm_cuda::Device, cache: CubinCache, limits: &Limits) -> Kernels {
+        let target = limits.arch.target_of(gpu.compute_capability()).unwrap_or(limits.arch.target());
         Kernels {
             gpu,
+            target,
             cache,
             shared_per_block: limits.shared_per_block,
             slots: KernelId::all(limits.arch).map(|id| Slot { id, state: Mutex::default() }).collect(),
@@ -131,9 +135,9 @@ impl Slot {
         let name = self.id.name();
         let text = self
             .id
-            .code_text()
+            .code_text_for(kernels.target)
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
-        let arch = self.id.arch().name();
+        let arch = kernels.target.name();
         let module = kernels.gpu.load(&kernels.cache, &PtxModule { name: &name, text: &text, arch })?;
         let function = module.function(&name)?;
         let attributes = function.attributes();

@@ -21,7 +21,7 @@ use oxigemm_cuda::TiledTensor;
 use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as GRID_BARRIER_BYTES;
 use oxigemm_kernels::gemm::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
 use oxigemm_kernels::gemm::scheduler::dynamic::WORKSPACE_BYTES as COUNTER_BYTES;
-use oxigemm_kernels::{Arch, KernelId};
+use oxigemm_kernels::{Arch, KernelId, Target};
 use oxigemm_sim::{FaultKind, Interrupt, Launch, Machine, Module, Options, Report};
 use oxigemm_threads::{Pool, wait};
 
@@ -83,6 +83,8 @@ pub(crate) enum Work {
 struct Inner {
     number: u32,
     limits: Limits,
+    /// What kernels are written for.
+    target: Target,
     machine: Guarded<Machine>,
     options: Mutex<Options>,
     kernels: Mutex<HashMap<KernelId, Arc<Module>>>,
@@ -101,13 +103,18 @@ struct Inner {
 /// takes up a task of the caller's, which could want the memory that the running kernel holds.
 static THREADS: Pool = Pool::new("oxigemm-sim");
 
-/// The limits of the simulated GPU. One that has no kernels refuses the first that it is asked to load.
-fn limits_of(options: &Options) -> Limits {
-    let arch =
-        Arch::ALL.into_iter().find(|arch| options.gpu.is_some_and(|gpu| gpu.to_string() == arch.name()));
+/// The architecture and the target of the simulated GPU. One that has no kernels refuses the first that it is asked to
+/// load.
+fn arch_of(options: &Options) -> (Arch, Target) {
+    let named = |target: &Target| options.gpu.is_some_and(|gpu| gpu.to_string() == target.name());
+    Arch::all_targets().find(|(_, target)| named(target)).unwrap_or((Arch::Sm90a, Target::Sm90a))
+}
+
+/// Its limits.
+fn limits_of(arch: Arch) -> Limits {
     match arch {
-        Some(Arch::Sm100a) => Limits::b200(),
-        Some(Arch::Sm90a) | None => Limits::h200(),
+        Arch::Sm100a => Limits::b200(),
+        Arch::Sm90a => Limits::h200(),
     }
 }
 
@@ -130,10 +137,12 @@ impl Sim {
     #[must_use]
     pub fn with_options(options: Options) -> Sim {
         static OPENED: AtomicU32 = AtomicU32::new(0);
+        let (arch, target) = arch_of(&options);
         Sim {
             inner: Arc::new(Inner {
                 number: OPENED.fetch_add(1, Ordering::Relaxed),
-                limits: limits_of(&options),
+                limits: limits_of(arch),
+                target,
                 machine: Guarded::default(),
                 options: Mutex::new(options),
                 kernels: Mutex::default(),
@@ -284,7 +293,8 @@ impl Sim {
         if kernel.arch() != arch {
             return Err(refuse(format!("it is written for {}, and the device is {arch}", kernel.arch())));
         }
-        let ptx = kernel.build().map_err(|error| refuse(error.to_string()))?;
+        let ptx = kernel.build().and_then(|ptx| ptx.for_target(self.inner.target));
+        let ptx = ptx.map_err(|error| refuse(error.to_string()))?;
         let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
         Ok(Arc::clone(lock(&self.inner.kernels).entry(*kernel).or_insert(module)))
     }

@@ -14,7 +14,7 @@ use crate::record::Way;
 use crate::text::ast::Space;
 use crate::units::tcgen05::queue::{Role, TensorUse};
 use crate::units::tensor_memory::{
-    Allocation, Area, FreeError, Request, TENSOR_COLUMNS, TENSOR_LANES, TensorAddress, TensorMemory,
+    Allocation, Area, FreeError, Request, TENSOR_COLUMNS, TENSOR_LANES, TensorAddress, TensorMemory, Use,
 };
 
 fn wrong(message: String) -> Fault {
@@ -83,6 +83,9 @@ pub(super) fn allocate(
     cx.shared_store(cta, offset, &granted.to_le_bytes())?;
     let area = Area::new(granted, count, 0, TENSOR_LANES);
     cx.record_tensor((warp.index, pc), 0, Way::Plain, &TensorUse { cta: rank, area, role: Role::Write });
+    cx.trace_tensor_memory((warp.index, pc), rank, Use::Columns(granted), |_| {
+        format!("columns {granted} to {} allocated", granted + count - 1)
+    });
     // All lanes have done this together.
     converged(warp, cx, u32::MAX);
     Ok(Next::Step)
@@ -148,6 +151,7 @@ pub(super) fn free(
         })?;
     }
     cx.cluster.ctas[rank].tensor().free(allocation, (warp.index, pc));
+    cx.end_tensor_memory(rank, Use::Columns(at.column));
     *cx.progress += 1;
     cx.grant_columns(rank)
 }

@@ -13,7 +13,7 @@ use crate::exec::warp::Warp;
 use crate::record::{Deed, Way, Work};
 use crate::units::tcgen05::queue::{Role, TensorUse};
 use crate::units::tcgen05::shapes::MoveShape;
-use crate::units::tensor_memory::{Area, TENSOR_LANES, TensorAddress};
+use crate::units::tensor_memory::{Area, TENSOR_LANES, TensorAddress, Use};
 
 /// The address of an access, which the warp can reach.
 fn reach(
@@ -53,6 +53,12 @@ fn reach(
 /// Records the access of a warp.
 fn record(warp: &Warp, cx: &mut Cx<'_>, areas: &[Area], store: bool, pc: u32) -> Result<(), Fault> {
     let role = if store { Role::Write } else { Role::Operand };
+    cx.trace_tensor_memory(
+        (warp.index, pc),
+        warp.env.rank as usize,
+        Use::Move { warp: warp.index, store },
+        |_| moved(areas, store),
+    );
     let cta = warp.env.rank as usize;
     let at = (warp.index, pc);
     cx.record_at(at, 1, Deed::Issue(if store { Work::TensorStore } else { Work::TensorLoad }));
@@ -62,6 +68,13 @@ fn record(warp: &Warp, cx: &mut Cx<'_>, areas: &[Area], store: bool, pc: u32) ->
     let Some(h) = &mut cx.cluster.hazards else { return Ok(()) };
     let event = h.tensor_move(warp.index, pc, store);
     areas.iter().try_for_each(|area| cx.shadow_tensor(event, at, &TensorUse { cta, area: *area, role }))
+}
+
+/// What a move reads or writes, in words.
+fn moved(areas: &[Area], store: bool) -> String {
+    let verb = if store { "stores" } else { "loads" };
+    let names: Vec<String> = areas.iter().map(ToString::to_string).collect();
+    format!("{verb} {}", names.join(", "))
 }
 
 pub(super) fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &TensorLoad, pc: u32) -> Result<(), Fault> {
