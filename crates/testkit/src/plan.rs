@@ -128,7 +128,19 @@ fn block_scaled(case: &GemmCase) -> OperandKind {
         _ => ScaleBlock::Of128,
     };
     let blocks = rows_of_b == 128 && block == ScaleBlock::Of128;
-    OperandKind::block_scaled(elements, if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows }, block)
+    let scales = if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows };
+    let kind = OperandKind::block_scaled(elements, scales, block);
+    // Others that are not K-major are transposed first.
+    let reads_all = elements == [ElementType::E4m3; 2]
+        && matches!(case.grouping, Grouping::Dense)
+        && case.epilogue.is_none();
+    match reads_all {
+        true => {
+            let operands = case.layout.operands(Half::Bf16);
+            kind.with_majors([operands.a, operands.b])
+        }
+        false => kind,
+    }
 }
 
 /// The operands whose scales a kernel's tensor core applies.
@@ -147,17 +159,18 @@ fn block_scaled_types(kind: OperandKind) -> OperandTypes {
 /// The operands and the layout that a kernel serves.
 pub fn operands_of(kernel: &GemmKernel) -> (OperandTypes, GemmLayout) {
     let kind = kernel.operands();
+    let majors = |layout: &GemmLayout| {
+        let operands = layout.operands(Half::Bf16);
+        [operands.a, operands.b] == [kind.a.major, kind.b.major]
+    };
+    let layout = GemmLayout::ALL.into_iter().find(majors).expect("there are four of both");
     match kind.as_f16() {
-        None if kind.is_block_scaled() => (block_scaled_types(kind), GemmLayout::Nt),
+        None if kind.is_block_scaled() => (block_scaled_types(kind), layout),
         None if kind.is_1d1d() => (FP8_1D1D, GemmLayout::Nt),
         None if kind == OperandKind::FP8_1X32 => (FP8_1X32, GemmLayout::Nt),
         None if kind == OperandKind::FP8_32X32 => (FP8_32X32, GemmLayout::Nt),
         None => (FP8, GemmLayout::Nt),
-        Some(operands) => {
-            let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;
-            let layout = GemmLayout::ALL.into_iter().find(same).expect("there are four of both");
-            (if operands.element == Half::Bf16 { BF16 } else { FP16 }, layout)
-        }
+        Some(operands) => (if operands.element == Half::Bf16 { BF16 } else { FP16 }, layout),
     }
 }
 

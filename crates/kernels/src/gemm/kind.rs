@@ -137,8 +137,13 @@ impl OperandKind {
 
     /// The same with both operands as they lie in memory with K first: A `[K, M]` and B `[K, N]`.
     pub const fn with_k_first(self) -> OperandKind {
-        let a = Operand { major: Major::MN, ..self.a };
-        let b = Operand { major: Major::MN, ..self.b };
+        self.with_majors([Major::MN; 2])
+    }
+
+    /// The same with other contiguous dimensions of A and B.
+    pub const fn with_majors(self, [a, b]: [Major; 2]) -> OperandKind {
+        let a = Operand { major: a, ..self.a };
+        let b = Operand { major: b, ..self.b };
         OperandKind { a, b, ..self }
     }
 

@@ -4,7 +4,7 @@
 
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
-    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_fp4_gemm_nt, half_gemm, nvfp4_gemm_nt, random,
+    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_fp4_gemm, half_gemm, nvfp4_gemm_nt, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
@@ -122,9 +122,9 @@ fn two(dtype: DType, value: f32) -> [u8; 2] {
     dtype.encode(&[value]).try_into().expect("two bytes")
 }
 
-/// Elements of two bytes with rows and columns exchanged.
-fn turned(bytes: &[u8], [rows, columns]: [usize; 2]) -> Vec<u8> {
-    let at = |row: usize, column: usize| &bytes[(row * columns + column) * 2..][..2];
+/// Elements of so many bytes with rows and columns exchanged.
+fn turned(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
+    let at = |row: usize, column: usize| &bytes[(row * columns + column) * size..][..size];
     (0..columns).flat_map(|column| (0..rows).flat_map(move |row| at(row, column)).copied()).collect()
 }
 
@@ -206,32 +206,41 @@ impl Exact {
         // Persistent kernels: more tiles than CTAs.
         let num_sms = (!self.config.is_split_k()).then_some(2);
         let options = GemmOptions { config: Some(self.config), num_sms, ..Default::default() };
+        let (types, layout) = operands_of(&self.config.kernel);
         if let Some(scale) = self.scale() {
-            let tensors = |matrix: &Matrix, rows: usize, shared: usize| {
+            let tensors = |matrix: &Matrix, rows: usize, shared: usize, major: Major| {
                 let (dtype, columns) =
                     if matrix.codes == Codes::E2m1 { (DType::U8, k / 2) } else { (DType::E4m3, k) };
                 let of_scales = if scale == BlockScale::Ue4m3 { DType::E4m3 } else { DType::U8 };
                 let dims = [rows.div_ceil(shared), k.div_ceil(scale.block())];
                 let scales = &matrix.scales[..dims[0] * dims[1]];
-                (
-                    Tensor::from_bytes(dtype, &matrix.bytes, &[rows, columns], device).expect("codes"),
-                    Tensor::from_bytes(of_scales, scales, &dims, device).expect("scales"),
-                )
+                let scales = Tensor::from_bytes(of_scales, scales, &dims, device).expect("scales");
+                match major {
+                    Major::K => {
+                        let codes = Tensor::from_bytes(dtype, &matrix.bytes, &[rows, columns], device);
+                        (codes.expect("codes"), scales)
+                    }
+                    Major::MN => {
+                        let bytes = turned(&matrix.bytes, [rows, k], 1);
+                        let codes = Tensor::from_bytes(dtype, &bytes, &[k, rows], device);
+                        (codes.expect("codes"), scales.transpose(0, 1).expect("a view"))
+                    }
+                }
             };
             let [of_a, of_b] = self.shared_rows();
-            let ((a, sfa), (b, sfb)) = (tensors(a, m, of_a), tensors(b, n, of_b));
+            let (a, sfa) = tensors(a, m, of_a, kind.a.major);
+            let (b, sfb) = tensors(b, n, of_b, kind.b.major);
             match kind.scale_block {
                 ScaleBlock::Of16 => {
                     nvfp4_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, [1.0, 1.0], &options)
                 }
-                _ => fp8_fp4_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &options),
+                _ => fp8_fp4_gemm(layout, (&a, &sfa), (&b, &sfb), Addend::None, &mut d, &options),
             }
         } else {
-            let (types, layout) = operands_of(&self.config.kernel);
             let tensor = |matrix: &Matrix, rows: usize, major: Major| match major {
                 Major::K => Tensor::from_bytes(types.ab, &matrix.bytes, &[rows, k], device),
                 Major::MN => {
-                    Tensor::from_bytes(types.ab, &turned(&matrix.bytes, [rows, k]), &[k, rows], device)
+                    Tensor::from_bytes(types.ab, &turned(&matrix.bytes, [rows, k], 2), &[k, rows], device)
                 }
             };
             let a = tensor(a, m, kind.a.major).expect("A");

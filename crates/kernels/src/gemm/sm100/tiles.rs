@@ -32,6 +32,9 @@ const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
 /// The same, k-grouped: K-major, and as they lie in memory with K first, where a line of a tile is 128 rows.
 const SCALED_K_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
 const SCALED_K_FIRST: &[Tile] = &[(256, true, 5), (128, false, 5)];
+/// FP8 with scales, dense, where a line of A's or B's tile is 128 rows: an M-major A, and an N-major B.
+const FP8_A_M_MAJOR: &[Tile] = &[(192, true, 5), (128, false, 5)];
+const FP8_B_N_MAJOR: &[Tile] = SCALED_K_FIRST;
 /// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator, and there is one only.
 const SCALED_FUSED: &[Tile] = &[(128, true, 6), (128, false, 5)];
 const SCALED_GATED: &[Tile] = &[(256, true, 5)];
@@ -39,6 +42,8 @@ const SCALED_GATED: &[Tile] = &[(256, true, 5)];
 /// Rows of A of split-K kernels: plain, of an M-major A, with a fused epilogue, and where a batch is summed.
 const SPLIT_K: &[u32] = &[16, 32, 64, 128];
 const SPLIT_K_M_MAJOR: &[u32] = &[64, 128];
+const SPLIT_K_FP8_N_MAJOR: &[u32] = &[16, 64];
+const SPLIT_K_FP8_M_MAJOR: &[u32] = &[128];
 const SPLIT_K_FUSED: &[u32] = &[16, 64];
 const SUMMED: &[u32] = &[64, 128];
 
@@ -137,6 +142,23 @@ fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
     persistent.chain(few_rows.flat_map(move |(fusion, rows)| split_k(operands, fusion, false, rows)))
 }
 
+/// Dense kernels of e4m3 operands of which one or both are contiguous along M or N. FP4 has none: the tensor core takes it
+/// K-major alone.
+fn fp8_layouts() -> impl Iterator<Item = Kernel> {
+    let layouts = [
+        ([Major::K, Major::MN], FP8_B_N_MAJOR, SPLIT_K_FP8_N_MAJOR),
+        ([Major::MN, Major::MN], FP8_B_N_MAJOR, SPLIT_K_FP8_M_MAJOR),
+        ([Major::MN, Major::K], FP8_A_M_MAJOR, SPLIT_K_FP8_M_MAJOR),
+    ];
+    let is_fp8 = |operands: &OperandKind| [operands.a, operands.b].map(|x| x.element) == [ElementType::E4m3; 2];
+    scaled().filter(is_fp8).flat_map(move |operands| {
+        layouts.into_iter().flat_map(move |(majors, tiles, rows)| {
+            let operands = operands.with_majors(majors);
+            persistent_kernels(operands, DENSE, tiles).chain(split_k(operands, Fusion::None, false, rows))
+        })
+    })
+}
+
 /// K-grouped kernels of operands with scales: FP8 in both layouts, FP4 K-major.
 fn k_grouped_scaled() -> impl Iterator<Item = Kernel> {
     use ElementType::{E2m1, E4m3};
@@ -151,7 +173,8 @@ fn k_grouped_scaled() -> impl Iterator<Item = Kernel> {
 impl Kernel {
     /// Every kernel for Blackwell: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        Operands::all().flat_map(f16).chain(scaled().flat_map(block_scaled)).chain(k_grouped_scaled())
+        let scaled = scaled().flat_map(block_scaled).chain(fp8_layouts()).chain(k_grouped_scaled());
+        Operands::all().flat_map(f16).chain(scaled)
     }
 }
 
