@@ -3,7 +3,7 @@
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::params::ScalesOfB;
-use oxigemm_kernels::gemm::{GemmConfig, GemmKernel, OperandKind};
+use oxigemm_kernels::gemm::{ElementType, GemmConfig, GemmKernel, OperandKind};
 
 /// The name of a configuration: the kernel's name, then what the launch chooses.
 ///
@@ -58,6 +58,9 @@ fn majors_name([a, b]: [Major; 2]) -> String {
 pub fn operands_name(operands: OperandKind) -> String {
     if let Some(f16) = operands.as_f16() {
         return format!("{} operands, {}", f16.element.name(), majors_name([f16.a, f16.b]));
+    }
+    if operands.a.element == ElementType::Tf32 {
+        return format!("tf32 operands, {}", majors_name([operands.a.major, operands.b.major]));
     }
     if operands.is_block_scaled() {
         let block = operands.scale_block.size();

@@ -1,17 +1,17 @@
-//! Operands of Blackwell's dense GEMMs beside K-major e4m3 and those of 16 bits: e4m3 of every major.
+//! Operands of Blackwell's dense GEMMs beside K-major e4m3 and FP4 and those of 16 bits: e4m3 of every major, e5m2, and
+//! FP32 that is multiplied as TF32.
 
-use crate::common::AddendKind;
-use crate::common::blackwell::{blackwell, config_of, every_schedule_gives_the_same_bits};
-use crate::common::{policies, schedules};
+use crate::common::blackwell::{blackwell, config_of, every_schedule_gives_the_same_bits, f32_error};
+use crate::common::{AddendKind, policies, schedules};
 use oxigemm::plan;
 use oxigemm::{
-    Addend, DType, GemmLayout, GemmOptions, Sim, Tensor, fp8_gemm_nn, fp8_gemm_tn,
-    fp8_gemm_tt,
+    Addend, DType, Device, GemmLayout, GemmOptions, Sim, Tensor, fp8_gemm_nn, fp8_gemm_tn, fp8_gemm_tt,
+    half_gemm, reference, tf32_gemm, tf32_gemm_nn, tf32_gemm_nt, tf32_gemm_tn, tf32_gemm_tt,
 };
 use oxigemm_kernels::Arch;
-use oxigemm_kernels::gemm::GemmKernel;
+use oxigemm_kernels::gemm::{ElementType, GemmKernel};
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{FP8, FP8_UE8M0, GemmCase, MXFP8};
+use oxigemm_testkit::{E5m2, FP8, FP8_UE8M0, GemmCase, MXFP8, TF32};
 
 /// The `nth` case of a kernel, with tails along M, N and K, its own output and addend; K is less than the stages of a
 /// pipeline, or more.
@@ -34,9 +34,8 @@ fn case_of(kernel: &GemmKernel, nth: usize) -> GemmCase {
 
 /// Dense kernels of e4m3 operands of which one is not K-major.
 fn e4m3_layouts() -> impl Iterator<Item = GemmKernel> {
-    GemmKernel::dense(Arch::Sm100a).filter(|kernel| {
-        kernel.operands().is_block_scaled() && operands_of(kernel).1 != GemmLayout::Nt
-    })
+    GemmKernel::dense(Arch::Sm100a)
+        .filter(|kernel| kernel.operands().is_block_scaled() && operands_of(kernel).1 != GemmLayout::Nt)
 }
 
 #[test]
@@ -99,26 +98,134 @@ fn e4m3_of_any_layout_is_multiplied_where_it_lies() {
     }
 }
 
-type FP8Gemm = fn(
-    (&Tensor, &Tensor),
-    (&Tensor, &Tensor),
-    Addend<'_>,
-    &mut Tensor,
-    &GemmOptions,
-) -> oxigemm::Result<()>;
+type FP8Gemm =
+    fn((&Tensor, &Tensor), (&Tensor, &Tensor), Addend<'_>, &mut Tensor, &GemmOptions) -> oxigemm::Result<()>;
+
+/// Runs a case by the planned kernel.
+fn planned_is_right(case: &GemmCase, device: &Device) {
+    let mut gemm = case.on(device).expect("operands");
+    gemm.run(&GemmOptions::default()).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let error = f32_error(&gemm).expect("FP32");
+    assert!(error < 1e-6, "{case}: {error:e}");
+}
 
 #[test]
 fn the_planned_kernel_serves_any_shape_of_any_layout() {
     let (device, _) = blackwell();
-    for types in [FP8, FP8_UE8M0, MXFP8] {
+    for types in [FP8, FP8_UE8M0, MXFP8, TF32] {
         for layout in GemmLayout::ALL {
             for dims in [[1, 1, 1], [3, 70, 300], [130, 33, 160]] {
                 let case = GemmCase { d_type: DType::F32, ..GemmCase::dense(types, layout, dims) };
-                let mut gemm = case.on(&device).expect("operands");
-                gemm.run(&GemmOptions::default()).unwrap_or_else(|error| panic!("{case}: {error}"));
-                let error = crate::common::blackwell::f32_error(&gemm).expect("FP32");
-                assert!(error < 1e-6, "{case}: {error:e}");
+                planned_is_right(&case, &device);
             }
         }
     }
+}
+
+#[test]
+fn every_kernel_of_e5m2() {
+    let kernels = GemmKernel::dense(Arch::Sm100a).filter(|kernel| kernel.operands().e5m2().is_some());
+    let mut count = 0;
+    for (nth, kernel) in kernels.enumerate() {
+        every_schedule_gives_the_same_bits(&case_of(&kernel, nth), config_of(&kernel, nth), policies(nth));
+        count += 1;
+    }
+    assert_eq!(count, 3 * 4);
+}
+
+#[test]
+fn the_planned_kernel_serves_any_mix_of_e5m2() {
+    let (device, _) = blackwell();
+    for mix in E5m2::ALL {
+        // Of other layouts, operands are transposed first.
+        for (layout, dims) in [
+            (GemmLayout::Nt, [1, 1, 1]),
+            (GemmLayout::Nt, [17, 130, 160]),
+            (GemmLayout::Nn, [70, 40, 129]),
+            (GemmLayout::Tn, [5, 40, 300]),
+        ] {
+            let case = GemmCase { e5m2: Some(mix), d_type: DType::F32, ..GemmCase::dense(FP8, layout, dims) };
+            planned_is_right(&case, &device);
+        }
+    }
+}
+
+/// Dense kernels of FP32 operands.
+fn tf32_kernels() -> impl Iterator<Item = GemmKernel> {
+    GemmKernel::dense(Arch::Sm100a).filter(|kernel| kernel.operands().a.element == ElementType::Tf32)
+}
+
+#[test]
+fn every_kernel_of_tf32() {
+    let mut count = 0;
+    for (nth, kernel) in tf32_kernels().enumerate() {
+        every_schedule_gives_the_same_bits(&case_of(&kernel, nth), config_of(&kernel, nth), policies(nth));
+        count += 1;
+    }
+    // With a K-major A, and with an M-major one.
+    assert_eq!(count, 2 * 4 + 2 * 3);
+}
+
+#[test]
+fn tf32_under_ten_schedules() {
+    for (nth, name) in ["sm100_tf32_persistent_tn_128x128_s6_c1x1", "sm100_tf32_split_k_nt_16x128_k2_s3"]
+        .into_iter()
+        .enumerate()
+    {
+        let config = plan::parse(name).unwrap_or_else(|| panic!("{name} is the name of a configuration"));
+        every_schedule_gives_the_same_bits(&case_of(&config.kernel, nth), config, schedules());
+    }
+}
+
+#[test]
+fn tf32_operands_are_truncated_on_every_device_that_has_them() {
+    let value = |bits: u32| f32::from_bits(bits);
+    // What lies behind ten bits of mantissa is cut off, of numbers of either sign, however near the next one is.
+    assert_eq!(reference::truncated_to_tf32(value(0x3f80_1fff)), 1.0);
+    assert_eq!(reference::truncated_to_tf32(value(0xbf80_3fff)), -value(0x3f80_2000));
+    for device in [Device::Cpu, blackwell().0] {
+        let fill = |x: f32, dims: [usize; 2]| {
+            Tensor::from_f32(DType::F32, &vec![x; dims[0] * dims[1]], &dims, &device).expect("an operand")
+        };
+        let mut d = Tensor::zeros(DType::F32, &[8, 16], &device).expect("D");
+        let options = GemmOptions::default();
+        let (a, b) = (value(0x3f80_1fff), value(0xc080_3fff));
+        for (gemm, a, b) in [
+            (tf32_gemm_nt as HalfGemm, fill(a, [8, 12]), fill(b, [16, 12])),
+            (tf32_gemm_nn, fill(a, [8, 12]), fill(b, [12, 16])),
+            (tf32_gemm_tn, fill(a, [12, 8]), fill(b, [12, 16])),
+            (tf32_gemm_tt, fill(a, [12, 8]), fill(b, [16, 12])),
+        ] {
+            gemm(&a, &b, Addend::None, &mut d, &options).expect("a product");
+            assert_eq!(d.to_vec_f32().expect("D"), [12.0 * value(0xc080_2000); 8 * 16], "{device}");
+        }
+    }
+}
+
+type HalfGemm = fn(&Tensor, &Tensor, Addend<'_>, &mut Tensor, &GemmOptions) -> oxigemm::Result<()>;
+
+#[test]
+fn f32_is_refused_where_it_is_not_multiplied() {
+    let operands = |device: &Device, dtype: DType| {
+        let zeros = |dtype: DType| Tensor::zeros(dtype, &[64, 64], device).expect("an operand");
+        (zeros(dtype), zeros(dtype), zeros(DType::F32))
+    };
+    let options = GemmOptions::default();
+    // Hopper has no kernel.
+    let (a, b, mut d) = operands(&Device::Sim(Sim::new()), DType::F32);
+    let error = tf32_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).expect_err("no kernel");
+    let message = error.to_string();
+    assert!(message.contains("sm_90a") && message.contains("tf32"), "{message}");
+    // Other functions do not lose what FP32 has beyond TF32, and this one takes nothing else.
+    let (device, _) = blackwell();
+    let (a, b, mut d) = operands(&device, DType::F32);
+    let error = half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).expect_err("f32");
+    assert!(error.to_string().contains("TF32"), "{error}");
+    let (a, b, mut d) = operands(&device, DType::Bf16);
+    let error = tf32_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).expect_err("bf16");
+    assert!(error.to_string().contains("f32"), "{error}");
+    let (a, b, _) = operands(&device, DType::F32);
+    let mut d = Tensor::zeros(DType::Bf16, &[64, 64], &device).expect("D");
+    let error = tf32_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).expect_err("a bf16 D");
+    assert!(error.to_string().contains("f32"), "{error}");
 }
