@@ -72,6 +72,8 @@ pub enum Swizzle {
     B64 = 2,
     /// 16-byte chunks exchanged within 128 bytes.
     B128 = 3,
+    /// 32-byte chunks exchanged within 128 bytes.
+    B128Atom32 = 4,
 }
 
 impl Swizzle {
@@ -81,7 +83,7 @@ impl Swizzle {
             Self::None => None,
             Self::B32 => Some(32),
             Self::B64 => Some(64),
-            Self::B128 => Some(128),
+            Self::B128 | Self::B128Atom32 => Some(128),
         }
     }
 }

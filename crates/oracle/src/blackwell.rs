@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::format::{BF16, E2M1, E4M3, F16, Float, Format, e2m1, power};
+use crate::format::{BF16, E2M1, E4M3, E5M2, F16, Float, Format, TF32, e2m1, power};
 use crate::tensor_core::{Arithmetic, Kept, Scales, Scaling, UE8M0};
 
 /// What the bytes of an operand stand for.
@@ -12,8 +12,12 @@ pub enum Codes {
     Bf16,
     /// FP16.
     F16,
+    /// FP32, of which the tensor core reads TF32: the upper 19 bits.
+    Tf32,
     /// FP8 with 4 bits of exponent.
     E4m3,
+    /// FP8 with 5 bits of exponent.
+    E5m2,
     /// FP4, two to a byte, the first in the lower bits.
     E2m1,
 }
@@ -43,7 +47,9 @@ impl Codes {
         match self {
             Codes::Bf16 => BF16,
             Codes::F16 => F16,
+            Codes::Tf32 => TF32,
             Codes::E4m3 => E4M3,
+            Codes::E5m2 => E5M2,
             Codes::E2m1 => E2M1,
         }
     }
@@ -52,7 +58,12 @@ impl Codes {
         match self {
             Codes::Bf16 => Format::Bf16.decode(bytes),
             Codes::F16 => Format::F16.decode(bytes),
+            Codes::Tf32 => {
+                let cut = bytes.chunks(4).flat_map(|word| [0, word[1] & 0xe0, word[2], word[3]]);
+                Format::F32.decode(&cut.collect::<Vec<u8>>())
+            }
             Codes::E4m3 => Format::E4m3.decode(bytes),
+            Codes::E5m2 => Format::E5m2.decode(bytes),
             Codes::E2m1 => bytes.iter().flat_map(|byte| [e2m1(byte & 15), e2m1(byte >> 4)]).collect(),
         }
     }
@@ -86,6 +97,7 @@ impl BlockScale {
 fn arithmetic(a: Codes, b: Codes, scale: Option<BlockScale>) -> Arithmetic {
     let fp4 = a == Codes::E2m1 && b == Codes::E2m1;
     let (step, fraction, scaling) = match scale {
+        None if a == Codes::Tf32 => (8, 25, Scaling::Before),
         None => (16, 25, Scaling::Before),
         Some(_) if fp4 => (64, 35, Scaling::Sixteens),
         Some(_) => (32, 25, Scaling::Exponents),

@@ -16,6 +16,9 @@ pub enum Swizzle {
     B64,
     /// 128-byte rows.
     B128,
+    /// 128-byte rows in units of 32 bytes: how `tcgen05` reads 32-bit operands with M or N contiguous. Four rows make one
+    /// pattern.
+    B128Atom32,
 }
 
 impl Swizzle {
@@ -25,13 +28,21 @@ impl Swizzle {
             Swizzle::None => 16,
             Swizzle::B32 => 32,
             Swizzle::B64 => 64,
-            Swizzle::B128 => 128,
+            Swizzle::B128 | Swizzle::B128Atom32 => 128,
         }
     }
 
-    /// Where byte `offset` of an unpermuted tile lies in the permuted one: 16-byte chunks are exchanged within
-    /// 128 bytes, by the index of the 128-byte line.
+    /// Rows of the pattern of a tile with M or N contiguous.
+    const fn lines(self) -> u32 {
+        if matches!(self, Swizzle::B128Atom32) { 4 } else { 8 }
+    }
+
+    /// Where byte `offset` of an unpermuted tile lies in the permuted one: 16-byte chunks (32-byte ones) are exchanged
+    /// within 128 bytes, by the index of the 128-byte line.
     pub const fn apply(self, offset: u32) -> u32 {
+        if matches!(self, Swizzle::B128Atom32) {
+            return offset ^ (((offset >> 7) & 3) << 5);
+        }
         let mask = self.bytes() / 16 - 1;
         offset ^ (((offset >> 7) & mask) << 4)
     }
@@ -43,6 +54,7 @@ impl Swizzle {
             Swizzle::B128 => 1,
             Swizzle::B64 => 2,
             Swizzle::B32 => 3,
+            Swizzle::B128Atom32 => unreachable!("`wgmma` reads no units of 32 bytes"),
         }
     }
 
@@ -50,6 +62,7 @@ impl Swizzle {
     fn tcgen05_code(self) -> u32 {
         match self {
             Swizzle::None => 0,
+            Swizzle::B128Atom32 => 1,
             Swizzle::B128 => 2,
             Swizzle::B64 => 4,
             Swizzle::B32 => 6,
@@ -62,7 +75,7 @@ impl Swizzle {
 pub enum Major {
     /// K is contiguous.
     K,
-    /// M (of A) or N (of B) is contiguous. 16-bit types only.
+    /// M (of A) or N (of B) is contiguous. `wgmma` takes only 16-bit types so, `tcgen05` all but FP4.
     MN,
 }
 
@@ -86,8 +99,8 @@ impl<'k> Descriptor<'k> {
     /// every element of K, and the next panel begins `panel` bytes after it.
     #[track_caller]
     pub fn mn_major(tile: Shared<'k>, swizzle: Swizzle, panel: u32) -> Self {
-        // Eight lines, and so eight of K, make one pattern; the next eight follow it.
-        Self::new(tile, swizzle, panel, 8 * swizzle.bytes())
+        // Eight lines, and so eight of K, make one pattern (four in units of 32 bytes); the next ones follow it.
+        Self::new(tile, swizzle, panel, swizzle.lines() * swizzle.bytes())
     }
 
     /// A tile by its byte offsets: `leading` and `stride` as the manual defines them for the layout at hand.

@@ -34,7 +34,7 @@ class Function:
     """A function: operand type, layout and grouping make its kernels, arguments and text its face."""
 
     name: str
-    #: The type of A and B: ``fp8`` (or FP4), ``bfloat16`` or ``float16``; None for cuBLASLt, which takes all.
+    #: The type of A and B: ``fp8`` (or FP4), ``bfloat16``, ``float16`` or ``float32``; None for cuBLASLt, which takes all.
     dtype: Optional[str]
     layout: str
     #: ``dense``, or a key of ``FIELDS``.
@@ -231,6 +231,18 @@ def half_dense(short: str, dtype: str, layout: str) -> Function:
     return Function(f"{short}_gemm_{layout}", dtype, layout, "dense", HALF_GEMM, arguments, doc)
 
 
+def tf32_dense(layout: str) -> Function:
+    formula, a, b, _, _, dims = LAYOUTS[layout]
+    doc = (
+        f"D = C + {formula} with float32 operands, multiplied as TF32: A {a}, B {b}, C and D [M, N].\n\n"
+        "A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. The tensor core reads\n"
+        "the upper 19 bits of an operand. C and D are float32, row-major with any pitch. ``c`` may be ``d`` itself.\n"
+        "On the CPU and on Blackwell; Hopper has no such kernel.\n"
+    )
+    arguments = (A, B, D, C, compiled_dims(dims), NO_ALPHA, NO_EPILOGUE)
+    return Function(f"tf32_gemm_{layout}", "float32", layout, "dense", HALF_GEMM, arguments, doc)
+
+
 def cublaslt(layout: str) -> Function:
     formula, a, b, _, _, _ = LAYOUTS[layout]
     doc = (
@@ -270,7 +282,8 @@ GEMM = Module(
     "deep_gemm/gemm.py",
     "Dense GEMMs.",
     [*(fp8_dense(layout) for layout in LAYOUTS), FP8_SKIP_HEAD_MID]
-    + [half_dense(short, dtype, layout) for short, dtype in HALVES for layout in LAYOUTS],
+    + [half_dense(short, dtype, layout) for short, dtype in HALVES for layout in LAYOUTS]
+    + [tf32_dense(layout) for layout in LAYOUTS],
 )
 
 BASELINE = Module(

@@ -35,7 +35,7 @@ const NO_KERNELS: &str = "has no kernels";
 enum OperandKind {
     /// FP8 or FP4 with scales.
     Fp8,
-    /// BF16 or FP16.
+    /// BF16 or FP16, or FP32 that is multiplied as TF32.
     Half(DType),
 }
 
@@ -67,8 +67,9 @@ impl GemmKind {
             "fp8" => OperandKind::Fp8,
             "bfloat16" => OperandKind::Half(DType::Bf16),
             "float16" => OperandKind::Half(DType::F16),
+            "float32" => OperandKind::Half(DType::F32),
             other => {
-                let expected = "fp8, bfloat16 or float16";
+                let expected = "fp8, bfloat16, float16 or float32";
                 return Err(argument_error(py, "dtype", "is unknown", expected, other));
             }
         };
@@ -425,7 +426,9 @@ impl Gemm {
                 oxigemm::fp8_fp4_gemm(layout, a, b, c, d, options)
             }
             (Operands::Half { a, b }, Grouping::Dense) => {
-                oxigemm::half_gemm(layout, x.get(a), x.get(b), c, d, options)
+                let is_f32 = x.get(a).dtype() == DType::F32;
+                let gemm = if is_f32 { oxigemm::tf32_gemm } else { oxigemm::half_gemm };
+                gemm(layout, x.get(a), x.get(b), c, d, options)
             }
             (Operands::Fp8(scaled), Grouping::M(groups)) => {
                 let [a, b] = scaled.get(x);

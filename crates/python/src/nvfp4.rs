@@ -26,9 +26,7 @@ fn nvfp4_gemm<'py>(
         let (a, b, d) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)), &mut x.output(d));
         match &groups {
             None => oxigemm::nvfp4_gemm_nt(a, b, x.addend(c), d, scales, &x.options),
-            Some(groups) => {
-                oxigemm::m_grouped_nvfp4_gemm_nt(a, b, d, groups.get(x), scales, &x.options)
-            }
+            Some(groups) => oxigemm::m_grouped_nvfp4_gemm_nt(a, b, d, groups.get(x), scales, &x.options),
         }
     })
 }

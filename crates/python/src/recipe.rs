@@ -81,9 +81,7 @@ impl Recipe {
     pub fn k_grouped(py: Python<'_>, recipe: Option<(i64, i64, i64)>) -> PyResult<Recipe> {
         match recipe {
             None => Ok(Recipe { given: None, rule: Rule::KGrouped }),
-            Some((1, 1, k @ (128 | 32))) => {
-                Ok(Recipe { given: Some([[1, k]; 2]), rule: Rule::KGrouped })
-            }
+            Some((1, 1, k @ (128 | 32))) => Ok(Recipe { given: Some([[1, k]; 2]), rule: Rule::KGrouped }),
             Some(recipe) => {
                 let (expected, found) = ("(1, 1, 128) or (1, 1, 32)", format!("{recipe:?}"));
                 Err(argument_error(py, "recipe", NO_KERNELS, expected, &found))

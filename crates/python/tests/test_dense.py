@@ -100,6 +100,28 @@ def test_half(device, dtype, name, layout, out):
     assert calc_diff(d, exact) < (1e-5 if out == "same" else 1e-10)
 
 
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+def test_tf32(layout):
+    m, n, k = 24, 64, 48
+    a, b, old = normals(m, k), normals(n, k, seed=1), normals(m, n, seed=2)
+    given_a = np.ascontiguousarray(a.T) if layout[0] == "t" else a
+    given_b = np.ascontiguousarray(b.T) if layout[1] == "n" else b
+    # A tensor core reads the upper 19 bits.
+    read = lambda x: (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)  # noqa: E731
+    function, d = getattr(deep_gemm, f"tf32_gemm_{layout}"), np.empty((m, n), np.float32)
+    before = oxigemm.get_device()
+    try:
+        for name in ("cpu", "sim:sm_100a"):
+            oxigemm.set_device(name)
+            function(given_a, given_b, d, c=old)
+            assert calc_diff(d, read(a) @ read(b).T + old.astype(np.float64)) < 1e-10
+        oxigemm.set_device("sim")
+        with pytest.raises(oxigemm.OxigemmError, match="tf32"):
+            function(given_a, given_b, d)
+    finally:
+        oxigemm.set_device(before)
+
+
 @pytest.mark.parametrize("m, n, k", [(0, 64, 64), (4, 0, 64), (4, 64, 0)])
 def test_nothing_to_multiply(device, m, n, k):
     old = normals(m, n, seed=3)

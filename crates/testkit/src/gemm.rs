@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oxigemm::{
-    Addend, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, fp8_fp4_gemm,
-    fp8_fp4_gemm_nt_fused, fp8_gemm, fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed, half_gemm,
-    half_gemm_nt_fused, k_grouped_fp4_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous,
+    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt,
+    fp8_fp4_gemm, fp8_fp4_gemm_nt_fused, fp8_gemm, fp8_gemm_nt_fused, half_bgemm, half_bgemm_nt_summed,
+    half_gemm, half_gemm_nt_fused, k_grouped_fp4_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous,
     k_grouped_fp8_gemm_tn_contiguous, k_grouped_half_gemm, m_grouped_fp8_fp4_gemm_nt_contiguous,
     m_grouped_fp8_fp4_gemm_nt_fused, m_grouped_fp8_fp4_gemm_nt_masked, m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm,
-    m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt,
+    m_grouped_half_gemm_nt_fused, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt, tf32_gemm,
 };
 
 use oxigemm::cast::ScaleFormat;
@@ -173,6 +173,9 @@ impl Gemm {
                 fp8_fp4_gemm(layout, (a, sfa), (b, sfb), addend, d, options)
             }
             (Grouping::Dense, Some([sfa, sfb])) => fp8_gemm(layout, (a, sfa), (b, sfb), addend, d, options),
+            (Grouping::Dense, None) if case.types.ab == DType::F32 => {
+                tf32_gemm(layout, a, b, addend, d, options)
+            }
             (Grouping::Dense, None) => half_gemm(layout, a, b, addend, d, options),
             (Grouping::Summed(_), _) => half_bgemm_nt_summed(a, b, addend, d, options),
             (Grouping::K(_), scales) => {

@@ -113,6 +113,11 @@ pub(crate) fn judge_gemm(
     let found = pick(d);
     let mut exact = match &data.fp8 {
         Some(Fp8Pair { a, b }) => reference::fp8_gemm_nt_rows(&a.as_matrix(), &b.as_matrix(), &rows)?,
+        None if case.types.ab == DType::F32 => {
+            let read =
+                |x: &[f32]| -> Vec<f32> { x.iter().map(|x| reference::truncated_to_tf32(*x)).collect() };
+            reference::gemm_nt_rows(&read(&data.a_values), &read(&data.b_values), data.dims, &rows)?
+        }
         None => reference::gemm_nt_rows(&data.a_values, &data.b_values, data.dims, &rows)?,
     };
     if case.types.is_nvfp4() {

@@ -37,7 +37,7 @@ pub use judge::{DIFF_LIMIT, Effort, UNQUANTIZED_LIMIT, Verdict};
 pub use memory::{Fill, POISON, ScaleOrder};
 pub use op::{
     BF16, FP4_FP8, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_FP4, FP8_UE8M0, FP16, GroupingKind, MXFP4, MXFP8,
-    NVFP4, Named, Op, OperandTypes,
+    NVFP4, Named, Op, OperandTypes, TF32,
 };
 pub use oxigemm_kernels::gemm::operand::fp8::E5m2;
 pub use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;

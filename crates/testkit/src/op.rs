@@ -123,6 +123,15 @@ pub const FP16: OperandTypes = OperandTypes {
     ..BF16
 };
 
+/// FP32 that is multiplied as TF32.
+pub const TF32: OperandTypes = OperandTypes {
+    name: "tf32",
+    ab: DType::F32,
+    rounding: DType::F32,
+    d_types: [DType::F32, DType::F32],
+    ..BF16
+};
+
 impl OperandTypes {
     /// Whether A and B have scales.
     pub fn has_scales(&self) -> bool {
@@ -212,7 +221,7 @@ const fn unfused(
 
 /// All operations; the first is the default.
 #[rustfmt::skip]
-const OPS: [Op; 44] = [
+const OPS: [Op; 45] = [
     row("fp8", "Dense FP8 GEMM, 1D2D scales: fp8_gemm_nt", FP8, Dense, &GemmLayout::ALL),
     unfused("fp8-1d1d", "Dense FP8 GEMM, 1D1D scales: fp8_gemm_nt", FP8_1D1D, Dense, &[Nt]),
     row("fp8-contiguous", "m-grouped contiguous FP8 GEMM: m_grouped_fp8_gemm_nt_contiguous", FP8, MGroupedContiguous, &[]),
@@ -257,6 +266,7 @@ const OPS: [Op; 44] = [
     row("fp8-ue8m0", "Dense FP8 GEMM, UE8M0 scales of 128: fp8_fp4_gemm_nt", FP8_UE8M0, Dense, &GemmLayout::ALL),
     row("fp8-ue8m0-contiguous", "m-grouped contiguous FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_contiguous", FP8_UE8M0, MGroupedContiguous, &[]),
     row("fp8-ue8m0-masked", "m-grouped masked FP8 GEMM, UE8M0 scales of 128: m_grouped_fp8_fp4_gemm_nt_masked", FP8_UE8M0, MGroupedMasked, &[]),
+    unfused("tf32", "Dense GEMM of f32 that is multiplied as TF32: tf32_gemm_nt, _nn, _tn and _tt", TF32, Dense, &GemmLayout::ALL),
 ];
 
 impl Op {

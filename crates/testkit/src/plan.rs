@@ -6,13 +6,15 @@ use oxigemm::plan::{
 };
 use oxigemm::{DType, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
-use oxigemm_kernels::gemm::operand::f16::{Half, Operands};
+use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
 use oxigemm_kernels::gemm::transpose_k_grouped::result_extent;
 
 use crate::case::{GemmCase, Grouping};
 use crate::groups::MGroups;
-use crate::op::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_UE8M0, FP16, MXFP8, NVFP4, Op, OperandTypes};
+use crate::op::{
+    BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_UE8M0, FP16, MXFP8, NVFP4, Op, OperandTypes, TF32,
+};
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::ElementType;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
@@ -103,12 +105,19 @@ pub fn operand_kind_on(case: &GemmCase, arch: Arch) -> OperandKind {
     }
 }
 
+/// The contiguous dimensions of A and B in a layout.
+fn majors(layout: GemmLayout) -> [Major; 2] {
+    let operands = layout.operands(Half::Bf16);
+    [operands.a, operands.b]
+}
+
 /// The same where kernels multiply sums with FP32 scales. FP4 has scales that the tensor core applies.
 pub fn operand_kind(case: &GemmCase) -> OperandKind {
     match (case.e5m2, case.types.ab, case.types.scale_blocks) {
         (Some(e5m2), ..) => OperandKind::fp8_e5m2(e5m2),
         (_, DType::Bf16, _) => OperandKind::f16(case.layout.operands(Half::Bf16)),
         (_, DType::F16, _) => OperandKind::f16(case.layout.operands(Half::F16)),
+        (_, DType::F32, _) => OperandKind::tf32(majors(case.layout)),
         _ if case.types.has_fp4() => block_scaled(case),
         (.., Some([[1, 128], [1, 128]])) => OperandKind::FP8_1D1D,
         (.., Some([[1, 32], [1, 32]])) => OperandKind::FP8_1X32,
@@ -127,7 +136,16 @@ fn block_scaled(case: &GemmCase) -> OperandKind {
     let [_, [rows_of_b, _]] = case.types.scale_blocks.unwrap_or([[1, 128]; 2]);
     let block = scale_block(case);
     let blocks = rows_of_b == 128 && block == ScaleBlock::Of128;
-    OperandKind::block_scaled(elements, if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows }, block)
+    let scales = if blocks { ScalesOfB::Blocks } else { ScalesOfB::Rows };
+    let kind = OperandKind::block_scaled(elements, scales, block);
+    // Others that are not K-major are transposed first.
+    let reads_all = elements == [ElementType::E4m3; 2]
+        && matches!(case.grouping, Grouping::Dense)
+        && case.epilogue.is_none();
+    match reads_all {
+        true => kind.with_majors(majors(case.layout)),
+        false => kind,
+    }
 }
 
 /// Steps of K that share the finest scales of a case.
@@ -156,17 +174,16 @@ fn block_scaled_types(kind: OperandKind) -> OperandTypes {
 /// The operands and the layout that a kernel serves.
 pub fn operands_of(kernel: &GemmKernel) -> (OperandTypes, GemmLayout) {
     let kind = kernel.operands();
+    let same = |layout: &GemmLayout| majors(*layout) == [kind.a.major, kind.b.major];
+    let layout = GemmLayout::ALL.into_iter().find(same).expect("there are four of both");
     match kind.as_f16() {
-        None if kind.is_block_scaled() => (block_scaled_types(kind), GemmLayout::Nt),
+        None if kind.a.element == ElementType::Tf32 => (TF32, layout),
+        None if kind.is_block_scaled() => (block_scaled_types(kind), layout),
         None if kind.is_1d1d() => (FP8_1D1D, GemmLayout::Nt),
         None if kind == OperandKind::FP8_1X32 => (FP8_1X32, GemmLayout::Nt),
         None if kind == OperandKind::FP8_32X32 => (FP8_32X32, GemmLayout::Nt),
         None => (FP8, GemmLayout::Nt),
-        Some(operands) => {
-            let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;
-            let layout = GemmLayout::ALL.into_iter().find(same).expect("there are four of both");
-            (if operands.element == Half::Bf16 { BF16 } else { FP16 }, layout)
-        }
+        Some(operands) => (if operands.element == Half::Bf16 { BF16 } else { FP16 }, layout),
     }
 }
 

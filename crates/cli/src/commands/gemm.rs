@@ -22,7 +22,7 @@ use crate::{Common, Outcome};
 pub struct Args {
     #[command(flatten)]
     gemm: GemmArgs,
-    /// Type of D and C: f32, or a 16-bit type, which is bf16 unless A and B are f16.
+    /// Type of D and C: f32, or a 16-bit type, which is bf16 unless A and B are f16, or f32 themselves.
     #[arg(long, value_parser = parse_d_type)]
     d_type: Option<DType>,
     /// What is added to the product.

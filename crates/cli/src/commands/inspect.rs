@@ -1,7 +1,7 @@
 //! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
 
-use oxigemm::Arch;
 use oxigemm::plan::{self, Cost, GemmConfig, Limits, Plan, PlanShape};
+use oxigemm::{Arch, GemmLayout};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
 use oxigemm_kernels::Target;
@@ -184,7 +184,7 @@ impl Shown<'_> {
         let Shown { op, case, plan, device, ranking, assembled, ptx_bytes } = self;
         let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
         let (gemm, launch) = (plan.shape.gemm(plan.config.operands()), plan.launch);
-        let name = match case.types.has_scales() {
+        let name = match case.types.has_scales() && case.layout == GemmLayout::Nt {
             true => op.name.to_owned(),
             false => format!("{op} {}", case.layout),
         };

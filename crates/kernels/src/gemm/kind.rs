@@ -4,6 +4,7 @@ use crate::common::BLOCK_K;
 use crate::gemm::operand::f16::{Half, Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
 use crate::gemm::params::{ScaleBlock, ScalesOfB};
+use oxigemm_ptx::wgmma::Swizzle;
 
 /// The element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,7 +19,7 @@ pub enum ElementType {
     Bf16,
     /// FP16.
     F16,
-    /// FP32 that the tensor core rounds to TF32.
+    /// FP32, of which the tensor core reads the upper 19 bits: TF32, truncated.
     Tf32,
 }
 
@@ -74,6 +75,15 @@ pub struct Operand {
 impl Operand {
     const fn k_major(element: ElementType) -> Operand {
         Operand { element, major: Major::K }
+    }
+
+    /// How TMA lays out lines of 128 bytes for the tensor core. 32-bit elements that are contiguous along M or N are read
+    /// in units of 32 bytes alone (PTX manual, "tcgen05 shared memory layout", and CUTLASS).
+    pub const fn swizzle(self) -> Swizzle {
+        match (self.element, self.major) {
+            (ElementType::Tf32, Major::MN) => Swizzle::B128Atom32,
+            _ => Swizzle::B128,
+        }
     }
 }
 
@@ -137,8 +147,13 @@ impl OperandKind {
 
     /// The same with both operands as they lie in memory with K first: A `[K, M]` and B `[K, N]`.
     pub const fn with_k_first(self) -> OperandKind {
-        let a = Operand { major: Major::MN, ..self.a };
-        let b = Operand { major: Major::MN, ..self.b };
+        self.with_majors([Major::MN; 2])
+    }
+
+    /// The same with other contiguous dimensions of A and B.
+    pub const fn with_majors(self, [a, b]: [Major; 2]) -> OperandKind {
+        let a = Operand { major: a, ..self.a };
+        let b = Operand { major: b, ..self.b };
         OperandKind { a, b, ..self }
     }
 
@@ -161,6 +176,19 @@ impl OperandKind {
             scale_block: ScaleBlock::Of128,
             scale_type: ScaleType::F32,
         }
+    }
+
+    /// FP32 operands that are multiplied as TF32, with these contiguous dimensions.
+    pub const fn tf32(majors: [Major; 2]) -> OperandKind {
+        let operand = Operand::k_major(ElementType::Tf32);
+        let kind = OperandKind {
+            a: operand,
+            b: operand,
+            scales: None,
+            scale_block: ScaleBlock::Of128,
+            scale_type: ScaleType::F32,
+        };
+        kind.with_majors(majors)
     }
 
     /// The 16-bit operands, where they are of 16 bits.

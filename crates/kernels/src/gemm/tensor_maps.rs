@@ -2,8 +2,9 @@
 
 use crate::common::BLOCK_K;
 use crate::gemm::epilogue::ROW_BYTES;
+use crate::gemm::kind::Operand;
 use crate::gemm::launch::Launch;
-use crate::gemm::operand::f16::{self, Major};
+use crate::gemm::operand::f16::{LINE_BYTES, Major};
 use crate::gemm::shape::GemmShape;
 
 /// A tensor map: a matrix in memory, or slabs of it, and the box that one TMA copy moves.
@@ -79,14 +80,13 @@ impl Launch {
         MatrixMap::new([shape.k, shape.n], pitch, [BLOCK_K, self.tile_b])
     }
 
-    /// The map of a 16-bit operand with 128-byte swizzle: `rows` of M or N by `k`, of which a box has `lines` of 128
-    /// bytes.
-    pub fn map_half(&self, major: Major, [rows, k]: [u32; 2], pitch: u64, lines: u32) -> MatrixMap {
-        let dims = match major {
+    /// The map of an operand of 16 or 32 bits: `rows` of M or N by `k`, of which a box has `lines` of 128 bytes.
+    pub fn map_lines(&self, operand: Operand, [rows, k]: [u32; 2], pitch: u64, lines: u32) -> MatrixMap {
+        let dims = match operand.major {
             Major::K => [k, rows],
             Major::MN => [rows, k],
         };
-        MatrixMap::new(dims, pitch, [f16::BLOCK_K, lines])
+        MatrixMap::new(dims, pitch, [LINE_BYTES * 8 / operand.element.bits(), lines])
     }
 
     /// The map of a plain D, of elements of `size` bytes with 128-byte swizzle.

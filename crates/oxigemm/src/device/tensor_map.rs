@@ -26,6 +26,7 @@ pub(super) fn simulated(tensor: &TiledTensor) -> TensorMapSpec {
             Swizzle::B32 => oxigemm_sim::Swizzle::B32,
             Swizzle::B64 => oxigemm_sim::Swizzle::B64,
             Swizzle::B128 => oxigemm_sim::Swizzle::B128,
+            Swizzle::B128Atom32 => oxigemm_sim::Swizzle::B128Atom32,
         },
     }
 }

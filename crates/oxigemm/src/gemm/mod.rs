@@ -73,8 +73,17 @@ impl Gemm<'_> {
 }
 
 impl Gemm<'_> {
-    /// Refuses FP4 operands of a function that is not named after them.
+    /// Refuses FP4 and f32 operands of a function that is not named after them, and others of one that is for f32.
     fn expect_types(&self) -> Result<()> {
+        let unscaled = self.sfa.is_none() && self.sfb.is_none();
+        if unscaled && self.tf32 != (self.a.dtype() == DType::F32) {
+            let expected = match self.tf32 {
+                true => "f32, which is multiplied as TF32",
+                false => "bf16 or f16: the functions that multiply f32 as TF32 have it in their names",
+            };
+            let (expected, found) = (expected.to_owned(), self.a.dtype().to_string());
+            return Err(Error::DType { argument: "a", expected, found });
+        }
         let fp8 = self.sfa.is_some() && !self.fp4;
         let found = [("a", self.a), ("b", self.b)].into_iter().find(|(_, x)| fp8 && x.dtype() == DType::U8);
         found.map_or(Ok(()), |(argument, x)| {

@@ -22,7 +22,7 @@ use crate::tensor::dtype::DType;
 #[derive(Clone, Copy, Debug)]
 pub struct RawGemm<'a> {
     /// Layout of A and B. FP8 operands that are not `nt` are transposed into a workspace first, unless strides say that
-    /// they are K-major.
+    /// they are K-major, or the tensor core takes them as they are: dense e4m3 on `sm_100a`.
     pub layout: GemmLayout,
     /// Rows of A and D: of each group where groups have rows of their own, else of all together.
     pub m: usize,
@@ -30,7 +30,8 @@ pub struct RawGemm<'a> {
     pub n: usize,
     /// Columns of A and B; of a k-grouped GEMM the K of all groups, each at a multiple of what its layout asks for.
     pub k: usize,
-    /// A: `[M, K]`, or `[K, M]` where the layout begins with `t`.
+    /// A: `[M, K]`, or `[K, M]` where the layout begins with `t`. F32 is multiplied as TF32:
+    /// [`tf32_gemm`](crate::tf32_gemm).
     pub a: RawMatrix,
     /// B: `[N, K]`, or `[K, N]` where the layout ends with `n`.
     pub b: RawMatrix,

@@ -6,6 +6,8 @@
 //! | `sm_100a` | words of four bytes along K, which the tensor core applies | anything else is [packed](super::pack) |
 
 use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::ElementType;
+use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 use super::pack::Packing;
@@ -44,15 +46,28 @@ pub(super) fn rewritten(
         let Some(words) = words else { return Ok((problem, None)) };
         expect_loadable(desc, &problem)?;
         let (mut problem, packing) = Packing::new(&problem, words)?;
-        if problem.k_groups.is_some() {
-            // Kernels read operands that begin with K as they are.
-            problem.transpose = [false; 2];
-        }
+        read_as_they_lie(&mut problem);
         return Ok((problem, packing.map(RewrittenScales::Packed)));
     }
     expect_f32(arch, desc, as_f32, &problem)?;
     let unpacking = codes.map(Unpacking::new).transpose()?;
     Ok((problem, unpacking.map(RewrittenScales::Unpacked)))
+}
+
+/// Has kernels read operands that are not K-major as they lie, where there are some: k-grouped GEMMs, whose family says
+/// so already, and dense ones of e4m3.
+fn read_as_they_lie(problem: &mut Problem) {
+    let majors = problem.transpose.map(|is_mn| if is_mn { Major::MN } else { Major::K });
+    let family = problem.family.with_majors(majors);
+    let is_dense = problem.groups.is_none() && problem.summed.is_none() && problem.fused.is_none();
+    if problem.k_groups.is_none() {
+        let elements = [family.a, family.b].map(|operand| operand.element);
+        if !is_dense || elements != [ElementType::E4m3; 2] {
+            return;
+        }
+        problem.family = family;
+    }
+    problem.transpose = [false; 2];
 }
 
 /// Refuses operands that kernels with FP32 scales have not.

@@ -1,7 +1,8 @@
 //! Transposition of FP8 operands that are not K-major, into a workspace of the stream.
 //!
-//! The tensor core multiplies FP8 operands that are contiguous along K. One kernel transposes both operands of a GEMM,
-//! and the GEMM follows in the same stream.
+//! Hopper's tensor core multiplies FP8 operands that are contiguous along K. One kernel transposes both operands of a
+//! GEMM, and the GEMM follows in the same stream. Blackwell's takes e4m3 of either major, and has kernels for those of
+//! dense and k-grouped GEMMs; others are transposed there as well.
 
 use oxigemm_kernels::gemm::transpose::{Args, Job, TILE};
 use oxigemm_kernels::gemm::transpose_k_grouped::{result_extent, shared_bytes, threads, tiles_across};

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
+use oxigemm_cuda::{Element, L2Promotion, TiledTensor};
 use oxigemm_kernels::gemm::GemmKernel;
 
 use super::args::{Addresses, Arguments, KernelArgs, PlanKey};
@@ -179,7 +179,7 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
         dims: [matrix.dims[0].into(), matrix.dims[1].into(), 1, 1, 1],
         strides: [matrix.pitch * element.bits() / 8, 0, 0, 0],
         tile: [matrix.tile[0], matrix.tile[1], 1, 1, 1],
-        swizzle: if map.swizzled { Swizzle::B128 } else { Swizzle::None },
+        swizzle: map.swizzle,
         promotion,
     };
     for outer in matrix.outer() {
@@ -196,11 +196,12 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
 mod tests {
     use super::*;
     use crate::plan::{self, Limits, MGroupedShape, OperandKind, PlanRequest};
+    use oxigemm_cuda::Swizzle;
     use oxigemm_kernels::gemm::MatrixMap;
     use oxigemm_kernels::gemm::params::ScaleLayout;
 
-    fn tensor(element: MapElement, swizzled: bool, matrix: MatrixMap) -> TiledTensor {
-        tiled(&Map { matrix, element, swizzled }, L2Promotion::None)
+    fn tensor(element: MapElement, swizzle: Swizzle, matrix: MatrixMap) -> TiledTensor {
+        tiled(&Map { matrix, element, swizzle }, L2Promotion::None)
     }
 
     #[test]
@@ -212,9 +213,9 @@ mod tests {
             let (launch, slab) = (plan.launch, shape.slab());
             let a = launch.map_a(slab, 7168).in_slabs(slabs, 7168 * u64::from(rows));
             let b = launch.map_b(slab, 7168).in_slabs(32, 7168 * 6144);
-            let bytes = |matrix| tensor(MapElement::Byte, true, matrix);
-            let result = |matrix| tensor(MapElement::Bf16, true, matrix);
-            let scales = |matrix| tensor(MapElement::F32, false, matrix);
+            let bytes = |matrix| tensor(MapElement::Byte, Swizzle::B128, matrix);
+            let result = |matrix| tensor(MapElement::Bf16, Swizzle::B128, matrix);
+            let scales = |matrix| tensor(MapElement::F32, Swizzle::None, matrix);
             let tensor = bytes(a);
             assert_eq!((tensor.rank, tensor.dims[..3].to_vec()), (3, vec![7168, rows.into(), slabs.into()]));
             assert_eq!(tensor.strides[..2], [7168, 7168 * u64::from(rows)]);

@@ -1,8 +1,9 @@
 //! The tensor maps of a call, without their addresses.
 
-use oxigemm_kernels::gemm::operand::f16::{Half, Major};
+use oxigemm_cuda::Swizzle;
+use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::params::ScaleLayout;
-use oxigemm_kernels::gemm::{ElementType, Launch, MatrixMap, Operand};
+use oxigemm_kernels::gemm::{ElementType, Launch, MatrixMap, Operand, Swizzle as KernelSwizzle};
 
 use super::output::Output;
 use crate::check::Problem;
@@ -60,8 +61,7 @@ impl MapElement {
 pub(crate) struct Map {
     pub matrix: MatrixMap,
     pub element: MapElement,
-    /// 128 bytes, or not at all.
-    pub swizzled: bool,
+    pub swizzle: Swizzle,
 }
 
 impl Map {
@@ -91,25 +91,23 @@ impl Maps {
     pub(super) fn new(launch: &Launch, problem: &Problem, blocks: u32, output: &Output) -> Maps {
         let shape = GemmShape { m: problem.m, n: problem.n, k: problem.k };
         let fused = problem.fused.as_ref();
-        let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
-        let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
+        let scales = |matrix| Map { matrix, element: MapElement::F32, swizzle: Swizzle::None };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
         let parts_of_b = fused.map_or(1, |fused| fused.fusion.accumulators());
         let of_b = GemmShape { n: shape.n * parts_of_b, ..shape };
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
-        let [a, mut b] = match problem.family.as_f16() {
+        let (a, b) = (problem.family.a, problem.family.b);
+        let [a, mut b] = match wide_element(a.element) {
             None => {
-                let (a, b) = (problem.family.a, problem.family.b);
                 [byte_map(launch.map_a(shape, a_pitch), a, b), byte_map(launch.map_b(of_b, b_pitch), b, a)]
             }
-            Some(operands) => {
-                let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
-                let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);
-                let element = match operands.element {
-                    Half::Bf16 => MapElement::Bf16,
-                    Half::F16 => MapElement::F16,
+            Some(element) => {
+                let map = |operand: Operand, rows: u32, pitch: u64, lines: u32| Map {
+                    matrix: launch.map_lines(operand, [rows, shape.k], pitch, lines),
+                    element,
+                    swizzle: swizzle(operand),
                 };
-                [a, b].map(|map| swizzled(element, map))
+                [map(a, shape.m, a_pitch, launch.tile_a), map(b, of_b.n, b_pitch, launch.tile_b)]
             }
         };
         b.matrix = b.matrix.in_parts(parts_of_b, launch.parts_of_b);
@@ -122,7 +120,30 @@ impl Maps {
             false => None,
         };
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
-        Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
+        let element = MapElement::of(problem.d_type);
+        let d = d.map(|matrix| Map { matrix, element, swizzle: Swizzle::B128 });
+        Maps { a, b, sfa: sfa.map(scales), d }
+    }
+}
+
+/// Elements of more than a byte.
+fn wide_element(element: ElementType) -> Option<MapElement> {
+    match element {
+        ElementType::Bf16 => Some(MapElement::Bf16),
+        ElementType::F16 => Some(MapElement::F16),
+        ElementType::Tf32 => Some(MapElement::F32),
+        ElementType::E4m3 | ElementType::E5m2 | ElementType::E2m1 => None,
+    }
+}
+
+/// How lines of an operand are permuted.
+fn swizzle(operand: Operand) -> Swizzle {
+    match operand.swizzle() {
+        KernelSwizzle::None => Swizzle::None,
+        KernelSwizzle::B32 => Swizzle::B32,
+        KernelSwizzle::B64 => Swizzle::B64,
+        KernelSwizzle::B128 => Swizzle::B128,
+        KernelSwizzle::B128Atom32 => Swizzle::B128Atom32,
     }
 }
 
@@ -138,7 +159,7 @@ fn byte_map(matrix: MatrixMap, operand: Operand, other: Operand) -> Map {
         _ if operand.major == Major::MN => (MapElement::Byte, matrix.across(LINE_BYTES)),
         _ => (MapElement::Byte, matrix),
     };
-    Map { matrix, element, swizzled: true }
+    Map { matrix, element, swizzle: swizzle(operand) }
 }
 
 /// The strides of A's scales, along M and along K, of which there are so many blocks.

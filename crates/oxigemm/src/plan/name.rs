@@ -3,7 +3,7 @@
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::params::ScalesOfB;
-use oxigemm_kernels::gemm::{GemmConfig, GemmKernel, OperandKind};
+use oxigemm_kernels::gemm::{ElementType, GemmConfig, GemmKernel, OperandKind};
 
 /// The name of a configuration: the kernel's name, then what the launch chooses.
 ///
@@ -47,20 +47,31 @@ pub fn parse(wanted: &str) -> Option<GemmConfig> {
         .find(|config| name(config) == wanted)
 }
 
+/// The contiguous dimensions of A and B in words.
+fn majors_name([a, b]: [Major; 2]) -> String {
+    let major = |major, other| if major == Major::K { 'K' } else { other };
+    format!("A {}-major and B {}-major", major(a, 'M'), major(b, 'N'))
+}
+
 /// The name of operands: element types, scales and majors.
 #[must_use]
 pub fn operands_name(operands: OperandKind) -> String {
     if let Some(f16) = operands.as_f16() {
-        let major = |major, other| if major == Major::K { 'K' } else { other };
-        let (a, b) = (major(f16.a, 'M'), major(f16.b, 'N'));
-        return format!("{} operands, A {a}-major and B {b}-major", f16.element.name());
+        return format!("{} operands, {}", f16.element.name(), majors_name([f16.a, f16.b]));
+    }
+    if operands.a.element == ElementType::Tf32 {
+        return format!("tf32 operands, {}", majors_name([operands.a.major, operands.b.major]));
     }
     if operands.is_block_scaled() {
         let block = operands.scale_block.size();
         let rows = if operands.scales == Some(ScalesOfB::Blocks) { block } else { 1 };
         let [a, b] = [operands.a, operands.b].map(|operand| operand.element.name());
+        let layout = match [operands.a.major, operands.b.major] {
+            [Major::K, Major::K] => String::new(),
+            majors => format!(", {}", majors_name(majors)),
+        };
         return format!(
-            "{a} and {b} operands with 1x{block} and {rows}x{block} scales that the tensor core applies"
+            "{a} and {b} operands with 1x{block} and {rows}x{block} scales that the tensor core applies{layout}"
         );
     }
     match operands.e5m2() {

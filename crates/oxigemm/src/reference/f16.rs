@@ -93,3 +93,9 @@ fn expect_len(argument: &'static str, values: &[f32], [rows, columns]: [usize; 2
         found: format!("{} values", values.len()),
     })
 }
+
+/// FP32 as the tensor core reads it where it multiplies TF32: without its lower 13 bits.
+#[must_use]
+pub fn truncated_to_tf32(x: f32) -> f32 {
+    f32::from_bits(x.to_bits() & !0x1fff)
+}

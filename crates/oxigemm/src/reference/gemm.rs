@@ -7,7 +7,7 @@ use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT,
 use oxigemm_kernels::gemm::unpack_scales;
 
 use super::epilogue::{EpilogueOutput, Finish, computed};
-use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt};
+use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt, truncated_to_tf32};
 use crate::cast::{Quantized, ScaleFormat};
 use crate::check::gemm::tensors::epilogue::Epilogue;
 use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
@@ -157,7 +157,15 @@ impl Operands {
         let Operands { a, b, scales, scale_blocks: [of_a, of_b] } = self;
         let Some((sfa, sfb)) = scales else {
             let dims = [a.dims()[0], b.dims()[0], a.dims()[1]];
-            return gemm_nt(&a.to_vec_f32()?, &b.to_vec_f32()?, dims, None);
+            let read = |x: &Tensor| -> Result<Vec<f32>> {
+                let values = x.to_vec_f32()?;
+                Ok(if x.dtype() == DType::F32 {
+                    values.into_iter().map(truncated_to_tf32).collect()
+                } else {
+                    values
+                })
+            };
+            return gemm_nt(&read(a)?, &read(b)?, dims, None);
         };
         let a = Quantized::from_tensors_in_blocks(a, sfa, *of_a)?;
         let b = Quantized::from_tensors_in_blocks(b, sfb, *of_b)?;

@@ -17,7 +17,7 @@ pub(crate) mod quantize;
 pub use attention::mqa_logit;
 pub(crate) use attention::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
 pub use epilogue::Finish;
-pub use f16::{gemm_nt, gemm_nt_rows};
+pub use f16::{gemm_nt, gemm_nt_rows, truncated_to_tf32};
 pub use fp8::{fp8_gemm_nt, fp8_gemm_nt_rows};
 pub use gemm::fp8_gemm_nt_tensors;
 pub(crate) use gemm::gemm;

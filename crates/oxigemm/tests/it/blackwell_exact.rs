@@ -4,7 +4,8 @@
 
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
-    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_fp4_gemm_nt, half_gemm, nvfp4_gemm_nt, random,
+    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_fp4_gemm, half_gemm, nvfp4_gemm_nt, random,
+    tf32_gemm,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
@@ -48,36 +49,52 @@ impl Matrix {
         let codes = match element {
             ElementType::Bf16 => Codes::Bf16,
             ElementType::F16 => Codes::F16,
+            ElementType::Tf32 => Codes::Tf32,
             ElementType::E2m1 => Codes::E2m1,
-            _ => Codes::E4m3,
+            ElementType::E5m2 => Codes::E5m2,
+            ElementType::E4m3 => Codes::E4m3,
         };
         let normals =
             if drawn == Drawn::Normal { random::normals(seed, rows * k) } else { vec![0.0; rows * k] };
         let code = |index: usize| -> u32 {
             let opposite = drawn == Drawn::Cancelling && index % 6 == 5;
             // The sign and the magnitude of what stands three elements before.
-            let bits = random::bits(seed, (index - if opposite { 3 } else { 0 }) as u64) as u32;
+            let word = random::bits(seed, (index - if opposite { 3 } else { 0 }) as u64);
+            let (bits, more) = (word as u32, (word >> 32) as u32);
             let normal = normals[index];
+            // FP32 is drawn as BF16 with more bits behind, of which a tensor core reads three.
             let drawn = match (codes, drawn) {
-                (Codes::Bf16, Drawn::Normal) => normal.to_bits() >> 16,
+                (Codes::Bf16 | Codes::Tf32, Drawn::Normal) => normal.to_bits() >> 16,
                 (Codes::F16, Drawn::Normal) => u16::from_le_bytes(two(DType::F16, normal)).into(),
                 (Codes::E4m3, Drawn::Normal) => DType::E4m3.encode(&[normal])[0].into(),
                 // Products of 2^-160 to 2^40.
-                (Codes::Bf16, Drawn::Wide) => bits & 0x8000 | (47 + bits % 100) << 7 | bits >> 20 & 0x7f,
-                (Codes::Bf16, Drawn::Cancelling) => {
+                (Codes::Bf16 | Codes::Tf32, Drawn::Wide) => {
+                    bits & 0x8000 | (47 + bits % 100) << 7 | bits >> 20 & 0x7f
+                }
+                (Codes::Bf16 | Codes::Tf32, Drawn::Cancelling) => {
                     bits & 0x8000 | (112 + bits % 30) << 7 | bits >> 20 & 0x7f
                 }
-                (Codes::Bf16, Drawn::Subnormal) if index % 2 == 0 => bits & 0x807f,
-                (Codes::Bf16, Drawn::Subnormal) => bits & 0x8000 | (100 + bits % 40) << 7 | bits >> 20 & 0x7f,
+                (Codes::Bf16 | Codes::Tf32, Drawn::Subnormal) if index % 2 == 0 => bits & 0x807f,
+                (Codes::Bf16 | Codes::Tf32, Drawn::Subnormal) => {
+                    bits & 0x8000 | (100 + bits % 40) << 7 | bits >> 20 & 0x7f
+                }
                 (Codes::F16, Drawn::Subnormal) => bits & 0x83ff,
                 (Codes::F16, _) => bits & 0x8000 | (bits % 31) << 10 | bits >> 20 & 0x3ff,
                 (Codes::E4m3, Drawn::Subnormal) => bits & 0x87,
-                (Codes::E4m3, _) => bits & 0x80 | bits >> 8 & 0x7f,
+                (Codes::E5m2, Drawn::Normal) => DType::E5m2.encode(&[normal])[0].into(),
+                (Codes::E5m2, Drawn::Subnormal) => bits & 0x83,
+                (Codes::E4m3 | Codes::E5m2, _) => bits & 0x80 | bits >> 8 & 0x7f,
                 (Codes::E2m1, Drawn::Subnormal) => bits & 9,
                 (Codes::E2m1, _) => bits & 15,
             };
             match codes {
                 Codes::Bf16 | Codes::F16 => drawn ^ if opposite { 0x8000 } else { 0 },
+                Codes::Tf32 => (drawn ^ if opposite { 0x8000 } else { 0 }) << 16 | more & 0xffff,
+                // The codes of the largest exponent are infinities and NaN.
+                Codes::E5m2 => {
+                    (if drawn & 0x7c == 0x7c { drawn ^ 0x40 } else { drawn })
+                        ^ if opposite { 0x80 } else { 0 }
+                }
                 // The code behind the largest number is NaN.
                 Codes::E4m3 => {
                     (if drawn & 0x7f == 0x7f { drawn ^ 1 } else { drawn }) ^ if opposite { 0x80 } else { 0 }
@@ -88,7 +105,8 @@ impl Matrix {
         let all = 0..rows * k;
         let bytes = match codes {
             Codes::Bf16 | Codes::F16 => all.flat_map(|i| (code(i) as u16).to_le_bytes()).collect(),
-            Codes::E4m3 => all.map(|i| code(i) as u8).collect(),
+            Codes::Tf32 => all.flat_map(|i| code(i).to_le_bytes()).collect(),
+            Codes::E4m3 | Codes::E5m2 => all.map(|i| code(i) as u8).collect(),
             Codes::E2m1 => all.step_by(2).map(|i| (code(i) | code(i + 1) << 4) as u8).collect(),
         };
         let scales = scale.map_or(Vec::new(), |scale| {
@@ -122,9 +140,9 @@ fn two(dtype: DType, value: f32) -> [u8; 2] {
     dtype.encode(&[value]).try_into().expect("two bytes")
 }
 
-/// Elements of two bytes with rows and columns exchanged.
-fn turned(bytes: &[u8], [rows, columns]: [usize; 2]) -> Vec<u8> {
-    let at = |row: usize, column: usize| &bytes[(row * columns + column) * 2..][..2];
+/// Elements of so many bytes with rows and columns exchanged.
+fn turned(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
+    let at = |row: usize, column: usize| &bytes[(row * columns + column) * size..][..size];
     (0..columns).flat_map(|column| (0..rows).flat_map(move |row| at(row, column)).copied()).collect()
 }
 
@@ -206,37 +224,51 @@ impl Exact {
         // Persistent kernels: more tiles than CTAs.
         let num_sms = (!self.config.is_split_k()).then_some(2);
         let options = GemmOptions { config: Some(self.config), num_sms, ..Default::default() };
+        let (types, layout) = operands_of(&self.config.kernel);
         if let Some(scale) = self.scale() {
-            let tensors = |matrix: &Matrix, rows: usize, shared: usize| {
-                let (dtype, columns) =
-                    if matrix.codes == Codes::E2m1 { (DType::U8, k / 2) } else { (DType::E4m3, k) };
+            let tensors = |matrix: &Matrix, rows: usize, shared: usize, major: Major| {
+                let (dtype, columns) = match matrix.codes {
+                    Codes::E2m1 => (DType::U8, k / 2),
+                    Codes::E5m2 => (DType::E5m2, k),
+                    _ => (DType::E4m3, k),
+                };
                 let of_scales = if scale == BlockScale::Ue4m3 { DType::E4m3 } else { DType::U8 };
                 let dims = [rows.div_ceil(shared), k.div_ceil(scale.block())];
                 let scales = &matrix.scales[..dims[0] * dims[1]];
-                (
-                    Tensor::from_bytes(dtype, &matrix.bytes, &[rows, columns], device).expect("codes"),
-                    Tensor::from_bytes(of_scales, scales, &dims, device).expect("scales"),
-                )
+                let scales = Tensor::from_bytes(of_scales, scales, &dims, device).expect("scales");
+                match major {
+                    Major::K => {
+                        let codes = Tensor::from_bytes(dtype, &matrix.bytes, &[rows, columns], device);
+                        (codes.expect("codes"), scales)
+                    }
+                    Major::MN => {
+                        let bytes = turned(&matrix.bytes, [rows, k], 1);
+                        let codes = Tensor::from_bytes(dtype, &bytes, &[k, rows], device);
+                        (codes.expect("codes"), scales.transpose(0, 1).expect("a view"))
+                    }
+                }
             };
             let [of_a, of_b] = self.shared_rows();
-            let ((a, sfa), (b, sfb)) = (tensors(a, m, of_a), tensors(b, n, of_b));
+            let (a, sfa) = tensors(a, m, of_a, kind.a.major);
+            let (b, sfb) = tensors(b, n, of_b, kind.b.major);
             match kind.scale_block {
                 ScaleBlock::Of16 => {
                     nvfp4_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, [1.0, 1.0], &options)
                 }
-                _ => fp8_fp4_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &options),
+                _ => fp8_fp4_gemm(layout, (&a, &sfa), (&b, &sfb), Addend::None, &mut d, &options),
             }
         } else {
-            let (types, layout) = operands_of(&self.config.kernel);
             let tensor = |matrix: &Matrix, rows: usize, major: Major| match major {
                 Major::K => Tensor::from_bytes(types.ab, &matrix.bytes, &[rows, k], device),
                 Major::MN => {
-                    Tensor::from_bytes(types.ab, &turned(&matrix.bytes, [rows, k]), &[k, rows], device)
+                    let bytes = turned(&matrix.bytes, [rows, k], types.ab.size());
+                    Tensor::from_bytes(types.ab, &bytes, &[k, rows], device)
                 }
             };
             let a = tensor(a, m, kind.a.major).expect("A");
             let b = tensor(b, n, kind.b.major).expect("B");
-            half_gemm(layout, &a, &b, Addend::None, &mut d, &options)
+            let gemm = if types.ab == DType::F32 { tf32_gemm } else { half_gemm };
+            gemm(layout, &a, &b, Addend::None, &mut d, &options)
         }
         .unwrap_or_else(|error| panic!("{}: {error}", plan::name(&self.config)));
         d.to_vec_f32().expect("D")
@@ -256,7 +288,9 @@ fn case(kernel: GemmKernel, nth: usize, drawn: Drawn) -> Exact {
     // Of FP4 beside FP8 whole lines of 128; rows of TMA are of 16 bytes.
     let k = 2 * kind.block_k() as usize + if kind.a.element == kind.b.element { 32 } else { 128 };
     // Of large tiles, a few rows and columns beside those of the first.
-    let dims = if kernel.is_split_k() { [rows + 8, columns + 8, k] } else { [rows / 2 + 8, columns + 8, k] };
+    let tail = if kind.is_fp8() { 16 } else { 8 };
+    let rows = if kernel.is_split_k() { rows } else { rows / 2 };
+    let dims = [rows + tail, columns + tail, k];
     Exact { config, dims, drawn }
 }
 
@@ -288,6 +322,7 @@ fn one_kernel_of_each_operand_kind_gives_them_whatever_the_operands_are() {
             case(*kernel, nth + 1, drawn).run(&device);
         }
     }
-    // BF16, FP16; three mixes of FP8 and FP4, MXFP4, NVFP4, and four with scales of 128: persistent and split-K.
-    assert_eq!(small.len(), 2 * (2 + 3 + 1 + 1 + 4));
+    // BF16, FP16; three mixes of FP8 and FP4, MXFP4, NVFP4, and four with scales of 128: persistent and split-K. Three
+    // mixes with e5m2, and TF32: split-K alone.
+    assert_eq!(small.len(), 2 * (2 + 3 + 1 + 1 + 4) + 3 + 1);
 }

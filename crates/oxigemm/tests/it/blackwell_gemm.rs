@@ -3,46 +3,16 @@
 //! Every kernel runs under an eager, a lazy and a random schedule; one of each kind under all ten. Over the set the cases
 //! have every output type, addend, split of K, cluster and layout of groups.
 
+use crate::common::blackwell::{config_of, every_schedule_gives_the_same_bits};
 use crate::common::{AddendKind, BF16, EpilogueSpec, FP16, GroupLayout, policies, schedules};
+use oxigemm::DType;
 use oxigemm::plan::{self, GemmConfig};
-use oxigemm::sim::Options;
-use oxigemm::{DType, Device, GemmOptions, Sim};
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 use oxigemm_kernels::gemm::{ElementType, GemmKernel};
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{Effort, GemmCase, MGroups};
-
-fn blackwell() -> (Device, Sim) {
-    let device: Device = "sim:sm_100a".parse().expect("a device");
-    let sim = device.as_sim().expect("a simulated one").clone();
-    (device, sim)
-}
-
-/// Runs a case by a configuration under some schedules, which must all give the same, right bits and write nothing else.
-fn every_schedule_gives_the_same_bits(
-    case: &GemmCase,
-    config: GemmConfig,
-    schedules: impl Iterator<Item = Options>,
-) {
-    let (device, sim) = blackwell();
-    // Persistent kernels: more tiles than CTAs.
-    let num_sms = (!config.is_split_k()).then_some(2);
-    let options = GemmOptions { config: Some(config), num_sms, ..Default::default() };
-    let mut first: Option<Vec<u8>> = None;
-    for schedule in schedules {
-        let about = format!("{} of {case}, {:?} {}", plan::name(&config), schedule.policy, schedule.seed);
-        sim.set_options(schedule);
-        let mut gemm = case.on(&device).expect("operands");
-        gemm.run(&options).unwrap_or_else(|error| panic!("{about}: {error}"));
-        let verdict = gemm.judge(Effort::QUICK).expect("a verdict");
-        assert!(verdict.right, "{about}: {verdict:?}");
-        assert!(gemm.surroundings_untouched().expect("memory"), "{about}: wrote beside D");
-        let bits = gemm.bits().expect("bits");
-        assert_eq!(*first.get_or_insert_with(|| bits.clone()), bits, "{about}: other bits");
-    }
-}
+use oxigemm_testkit::{GemmCase, MGroups};
 
 /// Kernels of 16-bit operands.
 fn f16_kernels() -> impl Iterator<Item = GemmKernel> {
@@ -53,13 +23,9 @@ fn f16_kernels() -> impl Iterator<Item = GemmKernel> {
 fn dense(kernel: &GemmKernel, nth: usize) -> (GemmCase, GemmConfig) {
     let (types, layout) = operands_of(kernel);
     let [block_m, columns] = [kernel.tile()[0], kernel.tile_columns()].map(|x| x as usize);
-    let splits = kernel.spec().splits();
-    let split_k = splits[nth % splits.len()];
-    let [cluster_m, _] = kernel.spec().clusters()[0];
-    let stages = if kernel.is_split_k() { 2 + nth as u32 % 3 } else { *kernel.stages().start() };
-    let config = GemmConfig { split_k, stages, ..GemmConfig::of(*kernel) };
-    let m = block_m * cluster_m as usize + [1, block_m / 2 + 3][nth % 2];
-    let depth = 64 * (split_k as usize * 2 + 1) - 24;
+    let config = config_of(kernel, nth);
+    let m = block_m * config.cluster[0] as usize + [1, block_m / 2 + 3][nth % 2];
+    let depth = 64 * (config.split_k as usize * 2 + 1) - 24;
     let (d_type, addend) = [
         (types.d_types[0], AddendKind::None),
         (types.d_types[1], AddendKind::Inplace),

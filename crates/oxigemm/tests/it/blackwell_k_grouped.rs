@@ -1,6 +1,7 @@
 //! Blackwell's k-grouped GEMM kernels in the simulator: whatever the schedule, the same bits, no hazard, and the product of
 //! every group.
 
+use crate::common::blackwell::{blackwell, every_schedule_gives_the_same_bits};
 use crate::common::{AddendKind, policies, schedules};
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::Options;
@@ -12,14 +13,8 @@ use oxigemm::{
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::{ElementType, GemmKernel};
+use oxigemm_testkit::GemmCase;
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{Effort, GemmCase};
-
-fn blackwell() -> (Device, Sim) {
-    let device: Device = "sim:sm_100a".parse().expect("a device");
-    let sim = device.as_sim().expect("a simulated one").clone();
-    (device, sim)
-}
 
 /// M and N of a case of a kernel: one tile along M, of which a pair's second CTA has rows, and more than one along N.
 fn dims_of(kernel: &GemmKernel) -> [usize; 2] {
@@ -30,7 +25,6 @@ fn dims_of(kernel: &GemmKernel) -> [usize; 2] {
 /// Runs the `nth` case of a set by a kernel of 16-bit operands: tails along M, N and K, its own output and addend; groups
 /// without K, of one step, of whole stages, with a tail, and of more stages than a pipeline has.
 fn product_of_16_bits(kernel: &GemmKernel, nth: usize, schedules: impl Iterator<Item = Options>) {
-    let (device, sim) = blackwell();
     let (types, layout) = operands_of(kernel);
     let config = GemmConfig::of(*kernel);
     let (d_type, addend) = [
@@ -41,19 +35,7 @@ fn product_of_16_bits(kernel: &GemmKernel, nth: usize, schedules: impl Iterator<
     ][nth % 4];
     let case = GemmCase::k_grouped(types, layout, vec![0, 1, 128, 72, 0, 389], dims_of(kernel));
     let case = GemmCase { d_type, addend, d_padding: 8 * (nth % 2), d_row_padding: nth % 3, ..case };
-    let options = GemmOptions { config: Some(config), num_sms: Some(2), ..Default::default() };
-    let mut first: Option<Vec<u8>> = None;
-    for schedule in schedules {
-        let about = format!("{} of {case}, {:?} {}", plan::name(&config), schedule.policy, schedule.seed);
-        sim.set_options(schedule);
-        let mut gemm = case.on(&device).expect("operands");
-        gemm.run(&options).unwrap_or_else(|error| panic!("{about}: {error}"));
-        let verdict = gemm.judge(Effort::QUICK).expect("a verdict");
-        assert!(verdict.right, "{about}: {verdict:?}");
-        assert!(gemm.surroundings_untouched().expect("memory"), "{about}: wrote beside D");
-        let bits = gemm.bits().expect("bits");
-        assert_eq!(*first.get_or_insert_with(|| bits.clone()), bits, "{about}: other bits");
-    }
+    every_schedule_gives_the_same_bits(&case, config, schedules);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Blackwell's GEMM kernels whose tensor core applies the scales, in the simulator: whatever the schedule, the same bits,
 //! no hazard, and the product of what the codes and scales stand for.
 
+use crate::common::blackwell::{blackwell, config_of, every_schedule_gives_the_same_bits, options_of};
 use crate::common::{EpilogueSpec, GroupLayout, policies, schedules};
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::Options;
 use oxigemm::{
-    Addend, DType, Device, GemmLayout, GemmOptions, Sim, Tensor, fp8_fp4_gemm_nt, nvfp4_gemm_nt, random,
+    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_fp4_gemm_nt, nvfp4_gemm_nt, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
@@ -13,24 +14,11 @@ use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 use oxigemm_kernels::gemm::{ElementType, GemmKernel, ScaleType};
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{Effort, GemmCase, MGroups};
-
-fn blackwell() -> (Device, Sim) {
-    let device: Device = "sim:sm_100a".parse().expect("a device");
-    let sim = device.as_sim().expect("a simulated one").clone();
-    (device, sim)
-}
+use oxigemm_testkit::{GemmCase, MGroups};
 
 /// Kernels whose tensor core applies the scales.
 fn kernels() -> impl Iterator<Item = GemmKernel> {
     GemmKernel::all(Arch::Sm100a).filter(|kernel| kernel.operands().is_block_scaled())
-}
-
-/// The configuration of a kernel that the `nth` case of a set runs.
-fn config_of(kernel: GemmKernel, nth: usize) -> GemmConfig {
-    let splits = kernel.spec().splits();
-    let stages = if kernel.is_split_k() { 2 + nth as u32 % 3 } else { *kernel.stages().start() };
-    GemmConfig { split_k: splits[nth % splits.len()], stages, ..GemmConfig::of(kernel) }
 }
 
 /// Random codes of an operand, and random scales: of UE8M0 within 16 powers of two, of UE4M3 normal numbers.
@@ -71,9 +59,7 @@ fn product(
     let (a, sfa) = operand(1, kind, (m, k, false), device);
     let (b, sfb) = operand(3, kind, (n, k, true), device);
     let mut d = Tensor::zeros(DType::F32, &[m, n], device).expect("D");
-    // Persistent kernels: more tiles than CTAs.
-    let num_sms = config.filter(|config| !config.is_split_k()).map(|_| 2);
-    let options = GemmOptions { config, num_sms, ..Default::default() };
+    let options = config.map_or_else(GemmOptions::default, options_of);
     let run = match kind.scale_block {
         ScaleBlock::Of16 => nvfp4_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, [1.0, 1.0], &options),
         ScaleBlock::Of32 | ScaleBlock::Of128 => {
@@ -97,7 +83,7 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
 
 fn dense_kernel_gives_the_product(kernel: GemmKernel, nth: usize, schedules: impl Iterator<Item = Options>) {
     let (device, sim) = blackwell();
-    let (kind, config) = (kernel.operands(), config_of(kernel, nth));
+    let (kind, config) = (kernel.operands(), config_of(&kernel, nth));
     let [rows, columns] = [kernel.tile()[0] * config.cluster[0], kernel.tile_columns()].map(|x| x as usize);
     // More stages than the pipeline has, and a remainder; of FP4 beside FP8 whole lines of 128.
     let dims = [rows + 3, columns + 40, [640, 1152][nth % 2]];
@@ -116,7 +102,9 @@ fn dense_kernel_gives_the_product(kernel: GemmKernel, nth: usize, schedules: imp
 
 #[test]
 fn every_dense_kernel_with_scales() {
-    let dense = GemmKernel::dense(Arch::Sm100a).filter(|kernel| kernel.operands().is_block_scaled());
+    // Those of other layouts: `blackwell_operands.rs`.
+    let dense = GemmKernel::dense(Arch::Sm100a)
+        .filter(|kernel| kernel.operands().is_block_scaled() && operands_of(kernel).1 == GemmLayout::Nt);
     for (nth, kernel) in dense.enumerate() {
         dense_kernel_gives_the_product(kernel, nth, policies(nth));
     }
@@ -149,25 +137,6 @@ fn groups(layout: GroupLayout) -> MGroups {
     }
 }
 
-/// Runs a case by a configuration under some schedules, which must all give the same, right bits and write nothing else.
-fn case_is_right(case: &GemmCase, config: GemmConfig, schedules: impl Iterator<Item = Options>) {
-    let (device, sim) = blackwell();
-    let num_sms = (!config.is_split_k()).then_some(2);
-    let options = GemmOptions { config: Some(config), num_sms, ..Default::default() };
-    let mut first: Option<Vec<u8>> = None;
-    for schedule in schedules {
-        let about = format!("{} of {case}, {:?} {}", plan::name(&config), schedule.policy, schedule.seed);
-        sim.set_options(schedule);
-        let mut gemm = case.on(&device).expect("operands");
-        gemm.run(&options).unwrap_or_else(|error| panic!("{about}: {error}"));
-        let verdict = gemm.judge(Effort::QUICK).expect("a verdict");
-        assert!(verdict.right, "{about}: {verdict:?}");
-        assert!(gemm.surroundings_untouched().expect("memory"), "{about}: wrote beside D");
-        let bits = gemm.bits().expect("bits");
-        assert_eq!(*first.get_or_insert_with(|| bits.clone()), bits, "{about}: other bits");
-    }
-}
-
 #[test]
 fn every_m_grouped_kernel_with_scales() {
     let grouped =
@@ -180,7 +149,7 @@ fn every_m_grouped_kernel_with_scales() {
         }
         let (types, _) = operands_of(&kernel);
         let case = GemmCase::m_grouped(types, groups(layouts[nth % 3]), [kernel.tile()[1] as usize + 8, 384]);
-        case_is_right(&case, config_of(kernel, nth), policies(nth).step_by(2));
+        every_schedule_gives_the_same_bits(&case, config_of(&kernel, nth), policies(nth).step_by(2));
     }
 }
 
@@ -199,6 +168,6 @@ fn every_fused_kernel_with_scales() {
         // Tensor scales of NVFP4 are the factor of its fused epilogue.
         let nvfp4 = kernel.operands().scale_block == ScaleBlock::Of16;
         let case = GemmCase { epilogue: (!nvfp4).then_some(epilogue), ..case };
-        case_is_right(&case, config_of(kernel, nth), policies(nth).step_by(2));
+        every_schedule_gives_the_same_bits(&case, config_of(&kernel, nth), policies(nth).step_by(2));
     }
 }

@@ -1,5 +1,7 @@
 //! Cases of `oxigemm-testkit` in the simulator, with short forms for what tests write often.
 
+pub mod blackwell;
+
 use std::ops::{Deref, DerefMut};
 
 pub use oxigemm_testkit::{

@@ -208,10 +208,14 @@ fn gradients_of_weights_are_a_product_for_each_head() {
         let values = random::normals(seed, b * h * columns);
         let cpu = Device::cpu();
         let codes = Tensor::from_f32(DType::E4m3, &values, &[b, h, columns], &cpu).unwrap();
-        let scales: Vec<f32> = random::normals(seed + 1, 2 * h * columns).iter().map(|x| x.abs() + 0.5).collect();
+        let scales: Vec<f32> =
+            random::normals(seed + 1, 2 * h * columns).iter().map(|x| x.abs() + 0.5).collect();
         let scales = Tensor::from_slice(&scales, &[2, h, columns], &cpu).unwrap();
         [codes, scales].map(|x| {
-            (x.to_vec_f32().unwrap(), Tensor::from_bytes(x.dtype(), &x.to_bytes().unwrap(), x.dims(), &device).unwrap())
+            (
+                x.to_vec_f32().unwrap(),
+                Tensor::from_bytes(x.dtype(), &x.to_bytes().unwrap(), x.dims(), &device).unwrap(),
+            )
         })
     };
     let ([(x, a), (sx, sfa)], [(y, b_), (sy, sfb)]) = (codes(1, d), codes(5, r));
@@ -225,7 +229,8 @@ fn gradients_of_weights_are_a_product_for_each_head() {
             let left = f64::from(x[at(d, row)]) * f64::from(sx[scale(d, row)]);
             left * f64::from(y[at(r, column)]) * f64::from(sy[scale(r, column)])
         };
-        let (expected, size) = (0..b).fold((0.0, 0.0), |(sum, size), t| (sum + term(t), size + term(t).abs()));
+        let (expected, size) =
+            (0..b).fold((0.0, 0.0), |(sum, size), t| (sum + term(t), size + term(t).abs()));
         assert!((f64::from(found) - expected).abs() <= 1e-6 * size, "{i}: {found}, expected {expected}");
     }
 }

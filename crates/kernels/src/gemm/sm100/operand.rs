@@ -81,9 +81,10 @@ impl OperandTile {
 
     /// The tile as the tensor core sees it.
     pub fn descriptor<'k>(&self, tile: Shared<'k>) -> Descriptor<'k> {
+        let swizzle = self.operand.swizzle();
         match self.operand.major {
-            Major::K => Descriptor::k_major(tile, Swizzle::B128),
-            Major::MN => Descriptor::mn_major(tile, Swizzle::B128, self.block_k * LINE_BYTES),
+            Major::K => Descriptor::k_major(tile, swizzle),
+            Major::MN => Descriptor::mn_major(tile, swizzle, self.block_k * LINE_BYTES),
         }
     }
 

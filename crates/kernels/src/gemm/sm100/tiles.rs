@@ -26,12 +26,20 @@ const F16_GATED: &[Tile] = &[(256, true, 5), (256, false, 4)];
 /// 1024 groups.
 const F16_K_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
 
+/// TF32, dense.
+const TF32: &[Tile] = &[(256, true, 6), (128, false, 6)];
+
 /// Operands with scales: dense, and m-grouped.
 const SCALED: &[Tile] = &[(192, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
 const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
 /// The same, k-grouped: K-major, and as they lie in memory with K first, where a line of a tile is 128 rows.
 const SCALED_K_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
 const SCALED_K_FIRST: &[Tile] = &[(256, true, 5), (128, false, 5)];
+/// FP8 with scales, dense, where a line of A's or B's tile is 128 rows: an M-major A, and an N-major B.
+const FP8_A_M_MAJOR: &[Tile] = &[(192, true, 5), (128, false, 5)];
+const FP8_B_N_MAJOR: &[Tile] = SCALED_K_FIRST;
+/// The same with e5m2, dense.
+const SCALED_E5M2: &[Tile] = &[(192, true, 5), (128, false, 5)];
 /// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator, and there is one only.
 const SCALED_FUSED: &[Tile] = &[(128, true, 6), (128, false, 5)];
 const SCALED_GATED: &[Tile] = &[(256, true, 5)];
@@ -39,6 +47,11 @@ const SCALED_GATED: &[Tile] = &[(256, true, 5)];
 /// Rows of A of split-K kernels: plain, of an M-major A, with a fused epilogue, and where a batch is summed.
 const SPLIT_K: &[u32] = &[16, 32, 64, 128];
 const SPLIT_K_M_MAJOR: &[u32] = &[64, 128];
+const SPLIT_K_FP8_N_MAJOR: &[u32] = &[16, 64];
+const SPLIT_K_FP8_M_MAJOR: &[u32] = &[128];
+const SPLIT_K_E5M2: &[u32] = &[16, 64];
+const SPLIT_K_TF32: &[u32] = &[16, 64];
+const SPLIT_K_TF32_M_MAJOR: &[u32] = &[64];
 const SPLIT_K_FUSED: &[u32] = &[16, 64];
 const SUMMED: &[u32] = &[64, 128];
 
@@ -137,6 +150,44 @@ fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
     persistent.chain(few_rows.flat_map(move |(fusion, rows)| split_k(operands, fusion, false, rows)))
 }
 
+/// Dense kernels of e4m3 operands of which one or both are contiguous along M or N. FP4 has none: the tensor core takes it
+/// K-major alone.
+fn fp8_layouts() -> impl Iterator<Item = Kernel> {
+    let layouts = [
+        ([Major::K, Major::MN], FP8_B_N_MAJOR, SPLIT_K_FP8_N_MAJOR),
+        ([Major::MN, Major::MN], FP8_B_N_MAJOR, SPLIT_K_FP8_M_MAJOR),
+        ([Major::MN, Major::K], FP8_A_M_MAJOR, SPLIT_K_FP8_M_MAJOR),
+    ];
+    let is_fp8 =
+        |operands: &OperandKind| [operands.a, operands.b].map(|x| x.element) == [ElementType::E4m3; 2];
+    scaled().filter(is_fp8).flat_map(move |operands| {
+        layouts.into_iter().flat_map(move |(majors, tiles, rows)| {
+            let operands = operands.with_majors(majors);
+            persistent_kernels(operands, DENSE, tiles).chain(split_k(operands, Fusion::None, false, rows))
+        })
+    })
+}
+
+/// Dense kernels of FP8 of which one or both operands are e5m2, K-major, with 128x128 scales for B.
+fn e5m2() -> impl Iterator<Item = Kernel> {
+    use ElementType::{E4m3, E5m2};
+    [[E4m3, E5m2], [E5m2, E4m3], [E5m2, E5m2]].into_iter().flat_map(|types| {
+        let operands = OperandKind::block_scaled(types, ScalesOfB::Blocks, ScaleBlock::Of128);
+        let few_rows = split_k(operands, Fusion::None, false, SPLIT_K_E5M2);
+        persistent_kernels(operands, DENSE, SCALED_E5M2).chain(few_rows)
+    })
+}
+
+/// Dense kernels of FP32 operands that are multiplied as TF32, in every layout.
+fn tf32() -> impl Iterator<Item = Kernel> {
+    let majors = [Major::K, Major::MN];
+    majors.into_iter().flat_map(move |a| majors.map(|b| [a, b])).flat_map(|majors| {
+        let operands = OperandKind::tf32(majors);
+        let rows = if majors[0] == Major::K { SPLIT_K_TF32 } else { SPLIT_K_TF32_M_MAJOR };
+        persistent_kernels(operands, DENSE, TF32).chain(split_k(operands, Fusion::None, false, rows))
+    })
+}
+
 /// K-grouped kernels of operands with scales: FP8 in both layouts, FP4 K-major.
 fn k_grouped_scaled() -> impl Iterator<Item = Kernel> {
     use ElementType::{E2m1, E4m3};
@@ -151,7 +202,9 @@ fn k_grouped_scaled() -> impl Iterator<Item = Kernel> {
 impl Kernel {
     /// Every kernel for Blackwell: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        Operands::all().flat_map(f16).chain(scaled().flat_map(block_scaled)).chain(k_grouped_scaled())
+        let scaled = scaled().flat_map(block_scaled).chain(k_grouped_scaled());
+        let dense = fp8_layouts().chain(e5m2()).chain(tf32());
+        Operands::all().flat_map(f16).chain(scaled).chain(dense)
     }
 }
 

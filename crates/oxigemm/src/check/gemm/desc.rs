@@ -120,7 +120,8 @@ pub struct GemmDesc {
     /// Whether FP8 operands that are not K-major are transposed into a workspace first. They are refused otherwise.
     /// 16-bit operands are read in either major.
     pub transpose: bool,
-    /// `[M, K]` or `[K, M]`, with a leading dimension for groups that have rows of their own. FP8, FP4 or 16 bits.
+    /// `[M, K]` or `[K, M]`, with a leading dimension for groups that have rows of their own. FP8, FP4, 16 bits, or f32,
+    /// which is multiplied as TF32.
     ///
     /// FP4 are two e2m1 codes in a u8, the first in the low half. They are contiguous along K, which is twice as long as
     /// that dimension.

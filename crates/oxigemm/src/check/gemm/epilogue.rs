@@ -19,6 +19,7 @@ impl EpilogueDesc {
     pub(super) fn expect_type_of_d(&self, d: &Operand, a: &Operand) -> Result<()> {
         match self.scales {
             Some(_) => d.expect_dtype(&[DType::E4m3]),
+            None if a.dtype == DType::F32 => d.expect_dtype(&[DType::F32]),
             None => d.expect_dtype(&[half_beside(a), DType::F32]),
         }
     }

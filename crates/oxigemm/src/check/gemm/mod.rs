@@ -39,6 +39,9 @@ const ALIGNMENTS: [i64; 5] = [1, 16, 32, 64, 128];
 /// Types of FP8 operands; all kernels have the first.
 const FP8: [DType; 2] = [DType::E4m3, DType::E5m2];
 
+/// Types of operands without scales; f32 is multiplied as TF32.
+const UNSCALED: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+
 /// Types of operands where one is FP4.
 const FP8_FP4: [DType; 2] = [DType::E4m3, DType::U8];
 
@@ -193,6 +196,7 @@ impl GemmDesc {
         Ok(Checked::Launch(Problem {
             family: match &scales {
                 Some(scales) => scales.kind,
+                None if a.dtype == DType::F32 => OperandKind::tf32(majors),
                 None => OperandKind::f16(half_operands(a, majors)),
             },
             // The dimensions are bounded by i32::MAX.
@@ -265,7 +269,9 @@ impl GemmDesc {
             a.expect_dtype(types)?;
             b.expect_dtype(types)?;
         } else {
-            a.expect_dtype(&[DType::Bf16, DType::F16])?;
+            // TF32 is for one GEMM without an epilogue.
+            let dense = self.grouping == GroupingDesc::Dense && self.epilogue.is_none();
+            a.expect_dtype(if dense { &UNSCALED } else { &UNSCALED[..2] })?;
             b.expect_dtype(&[a.dtype])?;
         }
         for scales in [sfa, sfb].into_iter().flatten() {

@@ -10,7 +10,7 @@
 mod guard;
 mod memory;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -80,6 +80,9 @@ pub(crate) enum Work {
     CopyRows { to: [u64; 2], from: [u64; 2], width: usize, rows: usize },
 }
 
+/// Kernels whose names are kept.
+const RECENT_KERNELS: usize = 64;
+
 struct Inner {
     number: u32,
     limits: Limits,
@@ -89,6 +92,8 @@ struct Inner {
     options: Mutex<Options>,
     kernels: Mutex<HashMap<KernelId, Arc<Module>>>,
     last: Mutex<Option<Report>>,
+    /// Entries of the last kernels, the oldest first.
+    recent: Mutex<VecDeque<String>>,
     workspaces: Workspaces<()>,
     zeroed_workspaces: Workspaces<()>,
     grid_barriers: GridBarriers<()>,
@@ -147,6 +152,7 @@ impl Sim {
                 options: Mutex::new(options),
                 kernels: Mutex::default(),
                 last: Mutex::default(),
+                recent: Mutex::default(),
                 workspaces: Workspaces::default(),
                 zeroed_workspaces: Workspaces::default(),
                 grid_barriers: GridBarriers::default(),
@@ -178,6 +184,25 @@ impl Sim {
     #[must_use]
     pub fn last_report(&self) -> Option<Report> {
         lock(&self.inner.last).clone()
+    }
+
+    /// Names of the last kernels that came to their end, at most 64, in order.
+    ///
+    /// ```
+    /// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, bf16_gemm_nt};
+    ///
+    /// let device = Device::sim();
+    /// let x = Tensor::zeros(DType::Bf16, &[64, 64], &device)?;
+    /// let mut d = Tensor::zeros(DType::Bf16, &[64, 64], &device)?;
+    /// bf16_gemm_nt(&x, &x, Addend::None, &mut d, &GemmOptions::default())?;
+    /// let kernels = device.as_sim().unwrap().recent_kernels();
+    /// assert_eq!(kernels.len(), 1);
+    /// assert!(kernels[0].starts_with("sm90_bf16_gemm_"));
+    /// # Ok::<(), oxigemm::Error>(())
+    /// ```
+    #[must_use]
+    pub fn recent_kernels(&self) -> Vec<String> {
+        lock(&self.inner.recent).iter().cloned().collect()
     }
 
     /// Which one it is: no two share memory.
@@ -238,7 +263,14 @@ impl Sim {
             Work::Kernel { module, launch, programmatic } => {
                 let kernel = launch.entry.clone();
                 match self.execute(Arc::clone(module), launch.clone(), *programmatic)? {
-                    Ok(report) => *lock(&self.inner.last) = Some(report),
+                    Ok(report) => {
+                        *lock(&self.inner.last) = Some(report);
+                        let mut recent = lock(&self.inner.recent);
+                        recent.push_back(kernel);
+                        if recent.len() > RECENT_KERNELS {
+                            recent.pop_front();
+                        }
+                    }
                     Err(fault) => {
                         self.clear_counters()?;
                         return Err(match fault.kind {

@@ -72,9 +72,10 @@ pub fn fp8_gemm_nt(
 ///
 /// Pitch and address of A and B are multiples of 16 bytes.
 ///
-/// The tensor core multiplies FP8 operands that are contiguous along K. Those that already are, such as transposed
-/// views of K-major tensors, are multiplied where they lie: then this is [`fp8_gemm_nt`](crate::fp8_gemm_nt). Any
-/// others are first transposed into a workspace, both by one kernel. Each stream has a workspace of its own. It grows
+/// On `sm_100a`, the tensor core takes e4m3 operands that are contiguous along either dimension, and all are multiplied
+/// where they lie. On `sm_90a`, and beside e5m2, it takes FP8 operands that are contiguous along K. Those that already
+/// are, such as transposed views of K-major tensors, are multiplied where they lie: then this is
+/// [`fp8_gemm_nt`](crate::fp8_gemm_nt). Any others are first transposed into a workspace, both by one kernel. Each stream has a workspace of its own. It grows
 /// when a call needs more than any before in its stream, so that a call can be captured once it was made; a graph with
 /// such a call must not run at the same time as another one, or as calls in the stream where it was captured.
 ///

@@ -8,6 +8,7 @@ mod fp8;
 mod fused;
 mod k_grouped;
 mod m_grouped;
+mod tf32;
 
 pub use batched::*;
 pub use f16::*;
@@ -16,6 +17,7 @@ pub use fp8::*;
 pub use fused::*;
 pub use k_grouped::*;
 pub use m_grouped::*;
+pub use tf32::*;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;

@@ -43,6 +43,10 @@ from .gemm import (
     fp16_gemm_nt,
     fp16_gemm_tn,
     fp16_gemm_tt,
+    tf32_gemm_nn,
+    tf32_gemm_nt,
+    tf32_gemm_tn,
+    tf32_gemm_tt,
 )
 from .grouped import (
     bf16_m_grouped_gemm_nt_masked,
@@ -221,6 +225,10 @@ __all__ = [
     "suppress_stdout_stderr",
     "test_filter",
     "testing",
+    "tf32_gemm_nn",
+    "tf32_gemm_nt",
+    "tf32_gemm_tn",
+    "tf32_gemm_tt",
     "tf32_hc_prenorm_gemm",
     "transform_sf_into_required_layout",
     "transpose_packed_fp4",

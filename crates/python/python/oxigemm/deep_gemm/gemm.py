@@ -28,6 +28,10 @@ __all__ = [
     "fp8_gemm_nt",
     "fp8_gemm_tn",
     "fp8_gemm_tt",
+    "tf32_gemm_nn",
+    "tf32_gemm_nt",
+    "tf32_gemm_tn",
+    "tf32_gemm_tt",
 ]
 
 Pair = Tuple[Any, Any]
@@ -46,6 +50,10 @@ _FLOAT16_NT = _C.GemmKind("float16", "nt", "dense")
 _FLOAT16_NN = _C.GemmKind("float16", "nn", "dense")
 _FLOAT16_TN = _C.GemmKind("float16", "tn", "dense")
 _FLOAT16_TT = _C.GemmKind("float16", "tt", "dense")
+_FLOAT32_NT = _C.GemmKind("float32", "nt", "dense")
+_FLOAT32_NN = _C.GemmKind("float32", "nn", "dense")
+_FLOAT32_TN = _C.GemmKind("float32", "tn", "dense")
+_FLOAT32_TT = _C.GemmKind("float32", "tt", "dense")
 
 
 def fp8_fp4_gemm_nt(
@@ -401,6 +409,102 @@ def fp16_gemm_tt(
     if _call.is_compiling():
         return _call.ops().half_gemm("float16", "tt", a, b, d, c, None, None)
     return _C.gemm(_FLOAT16_TT, (a, b), d, c, None, None)
+
+
+def tf32_gemm_nt(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "nk",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
+    """D = C + A·Bᵀ with float32 operands, multiplied as TF32: A [M, K], B [N, K], C and D [M, N].
+
+    A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. The tensor core reads
+    the upper 19 bits of an operand. C and D are float32, row-major with any pitch. ``c`` may be ``d`` itself.
+    On the CPU and on Blackwell; Hopper has no such kernel.
+    """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float32", "nt", a, b, d, c, None, None)
+    return _C.gemm(_FLOAT32_NT, (a, b), d, c, None, None)
+
+
+def tf32_gemm_nn(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "nk",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
+    """D = C + A·B with float32 operands, multiplied as TF32: A [M, K], B [K, N], C and D [M, N].
+
+    A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. The tensor core reads
+    the upper 19 bits of an operand. C and D are float32, row-major with any pitch. ``c`` may be ``d`` itself.
+    On the CPU and on Blackwell; Hopper has no such kernel.
+    """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float32", "nn", a, b, d, c, None, None)
+    return _C.gemm(_FLOAT32_NN, (a, b), d, c, None, None)
+
+
+def tf32_gemm_tn(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
+    """D = C + Aᵀ·B with float32 operands, multiplied as TF32: A [K, M], B [K, N], C and D [M, N].
+
+    A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. The tensor core reads
+    the upper 19 bits of an operand. C and D are float32, row-major with any pitch. ``c`` may be ``d`` itself.
+    On the CPU and on Blackwell; Hopper has no such kernel.
+    """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float32", "tn", a, b, d, c, None, None)
+    return _C.gemm(_FLOAT32_TN, (a, b), d, c, None, None)
+
+
+def tf32_gemm_tt(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
+    """D = C + Aᵀ·Bᵀ with float32 operands, multiplied as TF32: A [K, M], B [N, K], C and D [M, N].
+
+    A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. The tensor core reads
+    the upper 19 bits of an operand. C and D are float32, row-major with any pitch. ``c`` may be ``d`` itself.
+    On the CPU and on Blackwell; Hopper has no such kernel.
+    """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float32", "tt", a, b, d, c, None, None)
+    return _C.gemm(_FLOAT32_TT, (a, b), d, c, None, None)
 
 
 fp8_gemm_nt = fp8_fp4_gemm_nt

@@ -58,6 +58,8 @@ pub(crate) struct Gemm<'a> {
     pub scale_blocks: [Option<ScaleBlock>; 2],
     /// Whether operands may be FP4, in a function of that name.
     pub fp4: bool,
+    /// Whether operands are f32, in a function of the name TF32.
+    pub tf32: bool,
     pub c: Addend<'a>,
     /// Written, though it is shared here: the public functions have it exclusively.
     pub d: &'a Tensor,
@@ -89,12 +91,18 @@ impl<'a> Gemm<'a> {
             sfb: None,
             scale_blocks: [None; 2],
             fp4: false,
+            tf32: false,
             c: Addend::None,
             d,
             grouping: Grouping::Dense,
             epilogue: None,
             d_scales: None,
         }
+    }
+
+    /// A dense GEMM `D = A·Bᵀ` of f32 operands that are multiplied as TF32.
+    pub fn tf32(a: &'a Tensor, b: &'a Tensor, d: &'a Tensor) -> Gemm<'a> {
+        Gemm { tf32: true, ..Gemm::half(a, b, d) }
     }
 
     /// A dense GEMM `D = A·Bᵀ` of FP8 operands with their scales.
