@@ -10,8 +10,13 @@
 //! | `sm90/` | kernels for Hopper |
 
 mod context_lens;
+mod logits;
+pub mod paged;
 pub mod paged_metadata;
+pub mod prefill;
+mod scheduler;
 mod shape;
+mod smem;
 pub mod sm90;
 
 pub use shape::{
