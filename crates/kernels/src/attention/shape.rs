@@ -34,6 +34,33 @@ impl LogitFlags {
     pub const HEADS_SHIFT: u32 = 8;
 }
 
+/// Element types of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// e4m3, with an FP32 scale for each key.
+    Fp8,
+    /// e2m1, two to a byte, with UE8M0 scales for 32 elements of queries and keys, four to a word.
+    Fp4,
+}
+
+impl Format {
+    /// Bytes of a head of this dimension.
+    pub const fn row_bytes(self, dim: u32) -> u32 {
+        match self {
+            Format::Fp8 => dim,
+            Format::Fp4 => dim / 2,
+        }
+    }
+
+    /// Head dimensions that there are kernels for: one MMA of FP4 takes 64 elements.
+    pub const fn dims(self) -> &'static [u32] {
+        match self {
+            Format::Fp8 => &DIMS,
+            Format::Fp4 => &[64, 128],
+        }
+    }
+}
+
 /// Heads of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Heads {
