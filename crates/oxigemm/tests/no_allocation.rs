@@ -192,6 +192,7 @@ fn checks_of_other_operations_allocate_nothing() {
     let count = allocations(|| {
         let arguments = MqaLogits {
             q: q.describe("q"),
+            q_scales: None,
             kv: kv.describe("kv"),
             kv_scales: scales.describe("kv_scales"),
             weights: weights.describe("weights"),
@@ -209,6 +210,7 @@ fn checks_of_other_operations_allocate_nothing() {
     let count = allocations(|| {
         let arguments = PagedMqaLogits {
             q: q.describe("q"),
+            q_scales: None,
             kv_cache: cache.describe("kv_cache"),
             weights: weights.describe("weights"),
             context_lens: lengths.describe("context_lens"),

@@ -7,15 +7,24 @@
 //! | `shape.rs` | heads, tiles and flags |
 //! | `context_lens.rs` | context lengths of a decode step |
 //! | `paged_metadata.rs` | kernel: schedule of a decode step, for every architecture |
+//! | `prefill.rs`, `paged.rs` | arguments, and roles that the kernels of every architecture share |
+//! | `smem.rs`, `scheduler.rs`, `logits.rs` | shared memory, schedule of a prefill, stores of logits |
 //! | `sm90/` | kernels for Hopper |
+//! | `sm100/` | kernels for Blackwell |
 
 mod context_lens;
+mod logits;
+pub mod paged;
 pub mod paged_metadata;
+pub mod prefill;
+mod scheduler;
 mod shape;
+mod smem;
+pub mod sm100;
 pub mod sm90;
 
 pub use shape::{
-    DEDICATED_NEXT, DIMS, HEAD_STEP, HEADS, HeadTile, Heads, LogitFlags, MAX_HEADS, PADDED_HEADS, PAGE_SIZES,
+    DEDICATED_NEXT, DIMS, Format, HEAD_STEP, HEADS, HeadTile, Heads, LogitFlags, MAX_HEADS, PADDED_HEADS, PAGE_SIZES,
     TILE_KEYS,
 };
 
@@ -30,6 +39,8 @@ pub enum Config {
     MqaLogits(mqa_logits::Config),
     /// Logits of a decode step, with a paged KV cache.
     PagedMqaLogits(paged_mqa_logits::Config),
+    /// Logits of either on Blackwell.
+    Sm100(sm100::Config),
     /// Schedule metadata of the latter.
     PagedMetadata(paged_metadata::Config),
 }
@@ -37,9 +48,9 @@ pub enum Config {
 impl Config {
     /// All of an architecture.
     pub fn all(arch: Arch) -> impl Iterator<Item = Config> {
-        let sm90 = match arch {
-            Arch::Sm90a => Some(HeadTile::all()),
-            Arch::Sm100a => None,
+        let (sm90, sm100) = match arch {
+            Arch::Sm90a => (Some(HeadTile::all()), None),
+            Arch::Sm100a => (None, Some(sm100::Config::all().map(Config::Sm100))),
         };
         let logits = sm90.into_iter().flatten().flat_map(|tile| {
             [
@@ -48,13 +59,14 @@ impl Config {
             ]
         });
         let metadata = [false, true].map(|any_next| paged_metadata::Config { arch, any_next });
-        logits.chain(metadata.map(Config::PagedMetadata))
+        logits.chain(sm100.into_iter().flatten()).chain(metadata.map(Config::PagedMetadata))
     }
 
     /// The architecture it is for.
     pub fn arch(&self) -> Arch {
         match self {
             Config::MqaLogits(_) | Config::PagedMqaLogits(_) => Arch::Sm90a,
+            Config::Sm100(_) => Arch::Sm100a,
             Config::PagedMetadata(config) => config.arch,
         }
     }
@@ -64,6 +76,7 @@ impl Config {
         match self {
             Config::MqaLogits(config) => config.name(),
             Config::PagedMqaLogits(config) => config.name(),
+            Config::Sm100(config) => config.name(),
             Config::PagedMetadata(config) => config.name(),
         }
     }
@@ -73,6 +86,7 @@ impl Config {
         match self {
             Config::MqaLogits(config) => config.threads(),
             Config::PagedMqaLogits(config) => config.threads(),
+            Config::Sm100(config) => config.threads(),
             Config::PagedMetadata(config) => config.threads(),
         }
     }
@@ -82,6 +96,7 @@ impl Config {
         match self {
             Config::MqaLogits(config) => config.shared_bytes(),
             Config::PagedMqaLogits(config) => config.shared_bytes(),
+            Config::Sm100(config) => config.shared_bytes(),
             Config::PagedMetadata(config) => config.shared_bytes(),
         }
     }
@@ -91,6 +106,7 @@ impl Config {
         match self {
             Config::MqaLogits(config) => config.build(),
             Config::PagedMqaLogits(config) => config.build(),
+            Config::Sm100(config) => config.build(),
             Config::PagedMetadata(config) => config.build(),
         }
     }

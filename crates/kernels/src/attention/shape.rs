@@ -1,5 +1,6 @@
 //! Shapes and flags of the MQA logits that kernels of every architecture share.
 
+use oxigemm_ptx::F32;
 use oxigemm_ptx::wgmma::Swizzle;
 
 /// Numbers of heads that there are dedicated kernels for.
@@ -31,6 +32,33 @@ impl LogitFlags {
     pub const COMPRESSED: u32 = 4;
     /// First bit of the number of heads, which padded kernels read.
     pub const HEADS_SHIFT: u32 = 8;
+}
+
+/// Element types of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// e4m3, with an FP32 scale for each key.
+    Fp8,
+    /// e2m1, two to a byte, with UE8M0 scales for 32 elements of queries and keys, four to a word.
+    Fp4,
+}
+
+impl Format {
+    /// Bytes of a head of this dimension.
+    pub const fn row_bytes(self, dim: u32) -> u32 {
+        match self {
+            Format::Fp8 => dim,
+            Format::Fp4 => dim / 2,
+        }
+    }
+
+    /// Head dimensions that there are kernels for: one MMA of FP4 takes 64 elements.
+    pub const fn dims(self) -> &'static [u32] {
+        match self {
+            Format::Fp8 => &DIMS,
+            Format::Fp4 => &[64, 128],
+        }
+    }
 }
 
 /// Heads of a query.
@@ -103,5 +131,10 @@ impl Heads {
             64 => Swizzle::B64,
             _ => Swizzle::B128,
         }
+    }
+
+    /// A weight as the kernels take it: `x + |x|` is exactly `2 relu(x)`, and additions are twice as fast as maxima.
+    pub(crate) fn halved(weight: F32<'_>) -> F32<'_> {
+        weight * 0.5
     }
 }

@@ -2,18 +2,17 @@
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::attention::paged_metadata;
-use oxigemm_kernels::attention::sm90::paged_mqa_logits;
-use oxigemm_kernels::attention::{Config, HeadTile, Heads, LogitFlags, TILE_KEYS};
+use oxigemm_kernels::attention::{Config, Format, HeadTile, Heads, LogitFlags, TILE_KEYS};
 
 use crate::check::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
 };
 use crate::device::Device;
 use crate::device::backend::{Backend, with_backend};
-use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
+use crate::device::launch::{Geometry, KernelArg, KernelLaunch, KernelParams};
 use crate::error::Result;
 use crate::gemm::GemmOptions;
-use crate::plan::MqaPlan;
+use crate::plan::{MqaPlan, PagedMqaPlan};
 use crate::tensor::DType;
 
 /// The SMs that a call may use.
@@ -21,6 +20,30 @@ fn sms(backend: &impl Backend, options: &GemmOptions) -> u32 {
     let most = backend.limits().sms;
     options.num_sms.map_or(most, |sms| sms.clamp(1, most))
 }
+
+/// Heads whose dimension is counted in bytes, as maps count it.
+fn in_bytes(heads: Heads, format: Format) -> Heads {
+    Heads { dim: format.row_bytes(heads.dim), ..heads }
+}
+
+/// The arguments of a kernel of FP8.
+trait LogitArgs: KernelParams {
+    /// And behind them what a kernel of FP4 takes: the address of Q's scales.
+    fn with_q_scales(self, address: u64) -> impl KernelParams;
+}
+
+macro_rules! logit_args {
+    ($($count:literal)+) => {$(
+        impl LogitArgs for [KernelArg; $count] {
+            fn with_q_scales(self, address: u64) -> impl KernelParams {
+                let last = KernelArg::U64(address);
+                std::array::from_fn::<_, { $count + 1 }, _>(|nth| self.get(nth).copied().unwrap_or(last))
+            }
+        }
+    )+};
+}
+
+logit_args!(13 19);
 
 fn swizzle(heads: Heads) -> Swizzle {
     match heads.dim {
@@ -30,7 +53,7 @@ fn swizzle(heads: Heads) -> Swizzle {
     }
 }
 
-/// Rows of FP8 that are as long as a head.
+/// Rows of bytes that are as long as a head.
 fn rows_map(heads: Heads, address: u64, rows: u64, pitch: u64, tile: u32) -> TiledTensor {
     TiledTensor {
         element: Element::U8,
@@ -94,6 +117,30 @@ fn launch<P>(config: Config, blocks: u32, options: &GemmOptions, params: P) -> K
     }
 }
 
+/// Launches a kernel of logits, of FP4 where Q has scales.
+///
+/// # Safety
+/// The arguments are those of the kernel, and the caller keeps what they point to.
+unsafe fn launch_with<B: Backend>(
+    backend: &B,
+    config: Config,
+    blocks: u32,
+    options: &GemmOptions,
+    list: impl LogitArgs,
+    q_scales: Option<u64>,
+) -> Result<()> {
+    let stream = backend.stream(options.stream.as_ref())?;
+    // SAFETY: the caller keeps the same contract.
+    unsafe {
+        match q_scales {
+            None => backend.launch(&launch(config, blocks, options, list), stream),
+            Some(address) => {
+                backend.launch(&launch(config, blocks, options, list.with_q_scales(address)), stream)
+            }
+        }
+    }
+}
+
 fn type_flag(dtype: DType) -> u32 {
     if dtype == DType::Bf16 { LogitFlags::BF16 } else { 0 }
 }
@@ -109,8 +156,9 @@ pub(super) unsafe fn mqa_logits(device: &Device, arguments: &MqaLogits, options:
 
 unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options: &GemmOptions) -> Result<()> {
     let Some(problem) = arguments.check()? else { return Ok(()) };
-    let plan = MqaPlan::best(&problem, sms(backend, options));
+    let plan = MqaPlan::best(&problem, backend.limits().arch, sms(backend, options))?;
     let MqaProblem {
+        format,
         heads,
         queries,
         keys,
@@ -126,11 +174,11 @@ unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options:
         Logits::Partial => 0,
         Logits::Compressed => LogitFlags::COMPRESSED,
     };
-    let tile = plan.config.tile;
+    let (tile, heads) = (plan.tile, in_bytes(heads, format));
     let scales_pitch = (u64::from(keys) * 4).next_multiple_of(16);
     let map = |tensor: &TiledTensor| backend.tensor_map(tensor).map(KernelArg::TensorMap);
     let list = [
-        map(&queries_map(heads, tile, arguments.q.address, queries, plan.config.block_queries()))?,
+        map(&queries_map(heads, tile, arguments.q.address, queries, plan.unit_queries))?,
         map(&rows_map(heads, arguments.kv.address, keys.into(), kv_pitch, TILE_KEYS))?,
         map(&scales_map(arguments.kv_scales.address, [keys, 1], scales_pitch, TILE_KEYS))?,
         KernelArg::U64(arguments.weights.address),
@@ -146,12 +194,7 @@ unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options:
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
-    unsafe {
-        backend.launch(
-            &launch(Config::MqaLogits(plan.config), plan.blocks, options, list),
-            backend.stream(options.stream.as_ref())?,
-        )
-    }
+    unsafe { launch_with(backend, plan.config, plan.blocks, options, list, arguments.q_scales.map(|q| q.address)) }
 }
 
 /// Checks and launches.
@@ -173,8 +216,9 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
     options: &GemmOptions,
 ) -> Result<()> {
     let Some(problem) = arguments.check()? else { return Ok(()) };
-    let PagedMqaProblem { heads, sequences, next, page_keys, pages, page_pitch, columns, .. } = problem;
-    let config = paged_mqa_logits::Config::of(heads, next, page_keys);
+    let plan = PagedMqaPlan::best(&problem, backend.limits().arch)?;
+    let PagedMqaProblem { format, heads, sequences, next, page_keys, pages, page_pitch, columns, .. } = problem;
+    let (tile, heads) = (plan.tile, in_bytes(heads, format));
     // Keys of a load: a page, or a tile of a larger one.
     let loaded = page_keys.min(TILE_KEYS);
     let cache = arguments.kv_cache.address;
@@ -187,12 +231,12 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
         ..rows_map(heads, at, page_keys.into(), heads.dim.into(), loaded)
     };
     let scales_at = at + u64::from(page_keys * heads.dim);
-    let unit_queries = next.min(config.unit_queries());
+    let unit_queries = next.min(plan.unit_queries);
     let limit = u64::from(problem.table_pages) * u64::from(page_keys);
     let flags = if problem.clean { LogitFlags::CLEAN } else { 0 };
     let map = |tensor: &TiledTensor| backend.tensor_map(tensor).map(KernelArg::TensorMap);
     let list = [
-        map(&queries_map(heads, config.tile, arguments.q.address, sequences * next, unit_queries))?,
+        map(&queries_map(heads, tile, arguments.q.address, sequences * next, unit_queries))?,
         map(&keys)?,
         map(&scales_map(scales_at, [page_keys, some], page_pitch, loaded))?,
         KernelArg::U64(arguments.weights.address),
@@ -210,16 +254,11 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
         KernelArg::U32(columns),
         KernelArg::U32(page_keys),
         KernelArg::U32(pages),
-        KernelArg::U32(flags | type_flag(problem.logits_type) | head_flags(heads, config.tile)),
+        KernelArg::U32(flags | type_flag(problem.logits_type) | head_flags(heads, tile)),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
-    unsafe {
-        backend.launch(
-            &launch(Config::PagedMqaLogits(config), problem.parts, options, list),
-            backend.stream(options.stream.as_ref())?,
-        )
-    }
+    unsafe { launch_with(backend, plan.config, problem.parts, options, list, arguments.q_scales.map(|q| q.address)) }
 }
 
 /// Checks and launches.

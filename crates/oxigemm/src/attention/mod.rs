@@ -71,8 +71,69 @@ pub fn fp8_mqa_logits(
     form: Logits,
     options: &GemmOptions,
 ) -> Result<()> {
+    let operands = ((q, None), (kv, kv_scales), weights, [starts, ends]);
+    mqa_logits(operands, logits, form, options)
+}
+
+/// [`fp8_mqa_logits`] of FP4 queries and keys: `logits[q, j] = sum over heads of relu(q[q, h] · kv[j]) * weights[q, h]`,
+/// of e2m1 codes times their UE8M0 scales. It runs on devices of `sm_100a`, their simulator and the CPU.
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `q` | `[S, H, D / 2]` | u8, two codes each, the first in the low half | contiguous, at a multiple of 16 bytes |
+/// | `q_scales` | `[S, H]` | i32, a scale for 32 elements in each byte, the first in the lowest | contiguous |
+/// | `kv` | `[SKV, D / 2]` | u8 | rows; pitch and address multiples of 16 bytes |
+/// | `kv_scales` | `[SKV]` | i32 | contiguous, at a multiple of 16 bytes |
+///
+/// The others are those of [`fp8_mqa_logits`]. D is 64 or 128; of 64, two bytes of a word of scales are used. The scale
+/// code 255 is NaN.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::check::Logits;
+/// use oxigemm::{DType, Device, GemmOptions, Tensor, fp4_mqa_logits};
+///
+/// let device = Device::Cpu;
+/// // All codes are 1.0; scales of queries are 1, those of keys 2.
+/// let q = Tensor::from_bytes(DType::U8, &[0x22; 8 * 32], &[1, 8, 32], &device)?;
+/// let q_scales = Tensor::from_slice(&[0x7f7f; 8], &[1, 8], &device)?;
+/// let kv = Tensor::from_bytes(DType::U8, &[0x22; 3 * 32], &[3, 32], &device)?;
+/// let kv_scales = Tensor::from_slice(&[0x8080; 3], &[3], &device)?;
+/// let weights = Tensor::from_slice(&[0.125f32; 8], &[1, 8], &device)?;
+/// let [start, end] = [Tensor::from_slice(&[0], &[1], &device)?, Tensor::from_slice(&[2], &[1], &device)?];
+/// let mut logits = Tensor::zeros(DType::F32, &[1, 3], &device)?;
+/// let (q, kv, options) = ((&q, &q_scales), (&kv, &kv_scales), GemmOptions::default());
+/// fp4_mqa_logits(q, kv, &weights, [&start, &end], &mut logits, Logits::Clean, &options)?;
+/// assert_eq!(logits.to_vec_f32()?, [128.0, 128.0, f32::NEG_INFINITY]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn fp4_mqa_logits(
+    (q, q_scales): (&Tensor, &Tensor),
+    (kv, kv_scales): (&Tensor, &Tensor),
+    weights: &Tensor,
+    [starts, ends]: [&Tensor; 2],
+    logits: &mut Tensor,
+    form: Logits,
+    options: &GemmOptions,
+) -> Result<()> {
+    let operands = ((q, Some(q_scales)), (kv, kv_scales), weights, [starts, ends]);
+    mqa_logits(operands, logits, form, options)
+}
+
+/// Q with its scales if it is FP4, keys with their scales, weights, and ranges.
+type PrefillOperands<'a> = ((&'a Tensor, Option<&'a Tensor>), (&'a Tensor, &'a Tensor), &'a Tensor, [&'a Tensor; 2]);
+
+fn mqa_logits(
+    ((q, q_scales), (kv, kv_scales), weights, [starts, ends]): PrefillOperands<'_>,
+    logits: &mut Tensor,
+    form: Logits,
+    options: &GemmOptions,
+) -> Result<()> {
     let arguments = MqaLogits {
         q: q.describe("q"),
+        q_scales: q_scales.map(|scales| scales.describe("q_scales")),
         kv: kv.describe("kv"),
         kv_scales: kv_scales.describe("kv_scales"),
         weights: weights.describe("weights"),
@@ -83,7 +144,7 @@ pub fn fp8_mqa_logits(
     };
     let reference = || match arguments.check()? {
         None => Ok(()),
-        Some(_) => reference::mqa_logits_tensors(q, (kv, kv_scales), weights, [starts, ends], logits, form),
+        Some(_) => reference::mqa_logits_tensors((q, q_scales), (kv, kv_scales), weights, [starts, ends], logits, form),
     };
     // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
     q.device().run(options.stream.as_ref(), reference, |device| unsafe {
@@ -152,8 +213,47 @@ pub fn fp8_paged_mqa_logits(
     clean: bool,
     options: &GemmOptions,
 ) -> Result<()> {
+    let lists = [context_lens, block_table, schedule];
+    paged_mqa_logits((q, None), kv_cache, weights, lists, logits, clean, options)
+}
+
+/// [`fp8_paged_mqa_logits`] of FP4 queries and keys, whose scales are as for [`fp4_mqa_logits`].
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `q` | `[B, N, H, D / 2]` | u8 | contiguous, at a multiple of 16 bytes |
+/// | `q_scales` | `[B, N, H]` | i32 | contiguous |
+/// | `kv_cache` | `[pages, 16, 32, 64, 128 or 256, 1, D / 2 + 4]` | u8 | pages begin at multiples of 16 bytes |
+///
+/// The others are those of [`fp8_paged_mqa_logits`]. A page holds the codes of all its keys, then a word of scales for
+/// each.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+pub fn fp4_paged_mqa_logits(
+    (q, q_scales): (&Tensor, &Tensor),
+    kv_cache: &Tensor,
+    weights: &Tensor,
+    lists: [&Tensor; 3],
+    logits: &mut Tensor,
+    clean: bool,
+    options: &GemmOptions,
+) -> Result<()> {
+    paged_mqa_logits((q, Some(q_scales)), kv_cache, weights, lists, logits, clean, options)
+}
+
+fn paged_mqa_logits(
+    (q, q_scales): (&Tensor, Option<&Tensor>),
+    kv_cache: &Tensor,
+    weights: &Tensor,
+    [context_lens, block_table, schedule]: [&Tensor; 3],
+    logits: &mut Tensor,
+    clean: bool,
+    options: &GemmOptions,
+) -> Result<()> {
     let arguments = PagedMqaLogits {
         q: q.describe("q"),
+        q_scales: q_scales.map(|scales| scales.describe("q_scales")),
         kv_cache: kv_cache.describe("kv_cache"),
         weights: weights.describe("weights"),
         context_lens: context_lens.describe("context_lens"),
@@ -166,7 +266,7 @@ pub fn fp8_paged_mqa_logits(
         None => Ok(()),
         Some(_) => {
             let lists = [context_lens, block_table];
-            reference::paged_mqa_logits_tensors(q, kv_cache, weights, lists, logits, clean)
+            reference::paged_mqa_logits_tensors((q, q_scales), kv_cache, weights, lists, logits, clean)
         }
     };
     // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.

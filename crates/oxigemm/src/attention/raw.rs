@@ -60,6 +60,7 @@ pub struct RawMqaLogits {
 pub unsafe fn fp8_mqa_logits_raw(device: &Device, raw: &RawMqaLogits, options: &GemmOptions) -> Result<()> {
     let describe = Describe(device.id());
     let arguments = MqaLogits {
+        q_scales: None,
         q: describe.dense("q", DType::E4m3, &[raw.queries, raw.heads, raw.dim], raw.q),
         kv: describe.matrix("kv", DType::E4m3, [raw.keys, raw.dim], raw.kv_pitch, raw.kv),
         kv_scales: describe.dense("kv_scales", DType::F32, &[raw.keys], raw.kv_scales),
@@ -161,6 +162,7 @@ pub unsafe fn fp8_paged_mqa_logits_raw(
     let lengths = [raw.sequences, raw.next];
     let rank = if raw.lengths_per_query { 2 } else { 1 };
     let arguments = PagedMqaLogits {
+        q_scales: None,
         q: describe.dense("q", DType::E4m3, &[raw.sequences, raw.next, raw.heads, raw.dim], raw.q),
         kv_cache,
         weights: describe.matrix("weights", DType::F32, [queries, raw.heads], raw.weights_pitch, raw.weights),

@@ -1,6 +1,6 @@
 //! Checks of the MQA logits functions.
 
-use oxigemm_kernels::attention::{DIMS, HEAD_STEP, Heads, MAX_HEADS, PAGE_SIZES};
+use oxigemm_kernels::attention::{Format, HEAD_STEP, Heads, MAX_HEADS, PAGE_SIZES};
 
 use super::Operand;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ pub enum Logits {
     Compressed,
 }
 
-/// The arguments of `fp8_mqa_logits`.
+/// The arguments of `fp8_mqa_logits` and of `fp4_mqa_logits`.
 ///
 /// ```
 /// use oxigemm::check::{Logits, MqaLogits};
@@ -31,6 +31,7 @@ pub enum Logits {
 /// let (range, logits) = (new(DType::I32, &[10])?, new(DType::F32, &[10, 300])?);
 /// let arguments = MqaLogits {
 ///     q: q.describe("q"),
+///     q_scales: None,
 ///     kv: kv.describe("kv"),
 ///     kv_scales: scales.describe("kv_scales"),
 ///     weights: weights.describe("weights"),
@@ -45,11 +46,13 @@ pub enum Logits {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct MqaLogits {
-    /// `[S, H, D]` e4m3, contiguous.
+    /// `[S, H, D]` e4m3, contiguous; of FP4 `[S, H, D / 2]` bytes.
     pub q: Operand,
-    /// `[SKV, D]` e4m3.
+    /// The scales of `q` where all is FP4: `[S, H]` words, contiguous.
+    pub q_scales: Option<Operand>,
+    /// `[SKV, D]` e4m3; of FP4 `[SKV, D / 2]` bytes.
     pub kv: Operand,
-    /// The scales of `kv`: `[SKV]` f32.
+    /// The scales of `kv`: `[SKV]` f32; of FP4 words.
     pub kv_scales: Operand,
     /// `[S, H]` f32.
     pub weights: Operand,
@@ -66,7 +69,9 @@ pub struct MqaLogits {
 /// Checked logits of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MqaProblem {
-    /// The heads of a query.
+    /// Element types.
+    pub format: Format,
+    /// The heads of a query, with their dimension in elements.
     pub heads: Heads,
     /// How many queries there are.
     pub queries: u32,
@@ -74,7 +79,7 @@ pub struct MqaProblem {
     pub keys: u32,
     /// Columns of the logits.
     pub columns: u32,
-    /// From one key to the next, in elements.
+    /// From one key to the next, in bytes.
     pub kv_pitch: u64,
     /// From the weights of one query to those of the next.
     pub weights_pitch: u32,
@@ -92,16 +97,18 @@ impl MqaLogits {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<Option<MqaProblem>> {
-        let MqaLogits { q, kv, kv_scales, weights, starts, ends, logits, form } = self;
-        q.expect_dtype(&[DType::E4m3])?;
-        kv.expect_dtype(&[DType::E4m3])?;
-        kv_scales.expect_dtype(&[DType::F32])?;
+        let MqaLogits { q, q_scales, kv, kv_scales, weights, starts, ends, logits, form } = self;
+        let (format, [codes, scales]) = format_of(q_scales.as_ref());
+        q.expect_dtype(&[codes])?;
+        kv.expect_dtype(&[codes])?;
+        kv_scales.expect_dtype(&[scales])?;
         weights.expect_dtype(&[DType::F32])?;
         starts.expect_dtype(&[DType::I32])?;
         ends.expect_dtype(&[DType::I32])?;
         logits.expect_dtype(&[DType::F32, DType::Bf16])?;
         let [queries, heads, dim] = q.expect_dims("[S, H, D]")?;
-        let heads = expect_heads(q, heads, dim)?;
+        let heads = expect_heads(q, format, heads, dim)?;
+        expect_q_scales(q_scales.as_ref(), q, &[queries, heads.heads.into()])?;
         let [keys, kv_dim] = kv.matrix_dims()?;
         if kv_dim != dim {
             return Err(kv.wrong_shape([keys, dim], "with the head dimension of `q`"));
@@ -137,7 +144,11 @@ impl MqaLogits {
         ] {
             logits.expect_apart(&memory, input, &input_memory)?;
         }
+        if let Some(scales) = q_scales {
+            logits.expect_apart(&memory, scales, &scales.expect_contiguous()?)?;
+        }
         Ok(Some(MqaProblem {
+            format,
             heads,
             // expect_dims and matrix_dims have bounded them by i32::MAX, plain_rows pitches by u32::MAX.
             queries: queries as u32,
@@ -152,13 +163,15 @@ impl MqaLogits {
     }
 }
 
-/// The arguments of `fp8_paged_mqa_logits`.
+/// The arguments of `fp8_paged_mqa_logits` and of `fp4_paged_mqa_logits`.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedMqaLogits {
-    /// `[B, N, H, D]` e4m3, contiguous.
+    /// `[B, N, H, D]` e4m3, contiguous; of FP4 `[B, N, H, D / 2]` bytes.
     pub q: Operand,
+    /// The scales of `q` where all is FP4: `[B, N, H]` words, contiguous.
+    pub q_scales: Option<Operand>,
     /// Pages, `[pages, keys, 1, D + 4]` bytes: of each page first the elements of all keys, then their scales, which
-    /// are f32.
+    /// are f32. Of FP4 `[pages, keys, 1, D / 2 + 4]`, and scales are words.
     pub kv_cache: Operand,
     /// `[B * N, H]` f32.
     pub weights: Operand,
@@ -177,7 +190,9 @@ pub struct PagedMqaLogits {
 /// Checked logits of keys in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PagedMqaProblem {
-    /// The heads of a query.
+    /// Element types.
+    pub format: Format,
+    /// The heads of a query, with their dimension in elements.
     pub heads: Heads,
     /// How many sequences there are.
     pub sequences: u32,
@@ -215,19 +230,29 @@ impl PagedMqaLogits {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<Option<PagedMqaProblem>> {
-        let PagedMqaLogits { q, kv_cache, weights, context_lens, block_table, schedule, logits, clean } =
-            self;
-        q.expect_dtype(&[DType::E4m3])?;
-        kv_cache.expect_dtype(&[DType::E4m3])?;
+        let PagedMqaLogits {
+            q,
+            q_scales,
+            kv_cache,
+            weights,
+            context_lens,
+            block_table,
+            schedule,
+            logits,
+            clean,
+        } = self;
+        let (format, [codes, _]) = format_of(q_scales.as_ref());
+        q.expect_dtype(&[codes])?;
+        kv_cache.expect_dtype(&[codes])?;
         weights.expect_dtype(&[DType::F32])?;
         block_table.expect_dtype(&[DType::I32])?;
         logits.expect_dtype(&[DType::F32, DType::Bf16])?;
         let [sequences, next, heads, dim] = q.expect_dims("[B, N, H, D]")?;
-        let heads = expect_heads(q, heads, dim)?;
+        let heads = expect_heads(q, format, heads, dim)?;
         if next < 1 {
             return Err(q.wrong_shape("[B, 1 or more, H, D]", "the queries of a sequence"));
         }
-        let [pages, page_keys, one, bytes] = kv_cache.expect_dims("[pages, keys, 1, D + 4]")?;
+        let [pages, page_keys, one, bytes] = kv_cache.expect_dims("[pages, keys, 1, bytes of a key]")?;
         let is_page = PAGE_SIZES.iter().any(|&size| page_keys == i64::from(size));
         if !is_page || one != 1 || bytes != dim + 4 {
             return Err(kv_cache.wrong_shape(
@@ -236,6 +261,7 @@ impl PagedMqaLogits {
             ));
         }
         let queries = sequences * next;
+        expect_q_scales(q_scales.as_ref(), q, &[sequences, next, heads.heads.into()])?;
         weights.expect_shape(&[queries, heads.heads.into()], "one for each head of `q`")?;
         let lengths_per_query = expect_lengths(context_lens, sequences, Some(next))?.1;
         let [rows, table_pages] = block_table.matrix_dims()?;
@@ -274,7 +300,11 @@ impl PagedMqaLogits {
         {
             logits.expect_apart(&memory, input, input_memory)?;
         }
+        if let Some(scales) = q_scales {
+            logits.expect_apart(&memory, scales, &scales.expect_contiguous()?)?;
+        }
         Ok(Some(PagedMqaProblem {
+            format,
             heads,
             sequences: sequences as u32,
             next: next as u32,
@@ -335,16 +365,34 @@ impl PagedMqaSchedule {
     }
 }
 
-fn expect_heads(q: &Operand, heads: i64, dim: i64) -> Result<Heads> {
+/// Element types: those of codes and of keys' scales. Only FP4 has scales of queries.
+fn format_of(q_scales: Option<&Operand>) -> (Format, [DType; 2]) {
+    match q_scales {
+        None => (Format::Fp8, [DType::E4m3, DType::F32]),
+        Some(_) => (Format::Fp4, [DType::U8, DType::I32]),
+    }
+}
+
+/// Scales of queries: a word for each head.
+fn expect_q_scales(scales: Option<&Operand>, q: &Operand, shape: &[i64]) -> Result<()> {
+    let Some(scales) = scales else { return Ok(()) };
+    scales.expect_dtype(&[DType::I32])?;
+    scales.expect_shape(shape, "one for each head of `q`")?;
+    scales.expect_device(q)
+}
+
+/// The heads of a query of `dim` elements or, of FP4, bytes.
+fn expect_heads(q: &Operand, format: Format, heads: i64, dim: i64) -> Result<Heads> {
     let is_known = heads % i64::from(HEAD_STEP) == 0 && (1..=i64::from(MAX_HEADS)).contains(&heads);
-    match (is_known, DIMS.into_iter().find(|&known| i64::from(known) == dim)) {
+    let dims = format.dims();
+    match (is_known, dims.iter().copied().find(|&known| i64::from(format.row_bytes(known)) == dim)) {
         (true, Some(dim)) => Ok(Heads { heads: heads as u32, dim }),
         (false, _) => {
             let expected = format!("a multiple of {HEAD_STEP} heads up to {MAX_HEADS}");
             Err(q.wrong_shape(expected, "for which there are kernels"))
         }
         (_, None) => {
-            let expected = format!("a head dimension of {}", one_of(&DIMS));
+            let expected = format!("a head dimension of {}", one_of(dims));
             Err(q.wrong_shape(expected, "for which there are kernels"))
         }
     }

@@ -8,7 +8,7 @@
 //! | `sm100/` | candidates and cost model for Blackwell, by figures of a B200 |
 //! | `k_order.rs` | [`KOrder`]: forward or serpentine K by family |
 //! | `name.rs` | [`name`] and [`parse`]: names of configurations |
-//! | `attention.rs` | [`MqaPlan`]: MQA logits |
+//! | `attention.rs` | [`MqaPlan`], [`PagedMqaPlan`]: MQA logits |
 //!
 //! Planning is a pure function of a [`PlanRequest`] and of the [`Limits`] of a device, so a plan can be made, explained
 //! and tested without a GPU. A request has few candidates; each gets an estimate of its time, and the cheapest is
@@ -42,7 +42,7 @@ use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 
-pub use attention::MqaPlan;
+pub use attention::{MqaPlan, PagedMqaPlan};
 pub use cost::Cost;
 pub use k_order::{KOrder, Traversal};
 pub use name::{name, operands_name, parse};

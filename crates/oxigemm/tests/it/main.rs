@@ -7,6 +7,7 @@ mod blackwell_exact;
 mod blackwell_gemm;
 mod blackwell_k_grouped;
 mod blackwell_operands;
+mod blackwell_logits;
 mod blackwell_scaled;
 mod check;
 mod check_grouped;

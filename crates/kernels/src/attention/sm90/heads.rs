@@ -21,11 +21,6 @@ impl Heads {
         }
     }
 
-    /// A weight as [`reduce`](Self::reduce) takes it.
-    pub(crate) fn halved(weight: F32<'_>) -> F32<'_> {
-        weight * 0.5
-    }
-
     /// Loads a thread's weights of some contiguous columns: two of every eight.
     pub(crate) fn load_weights<'k>(from: Shared<'k>, lane: U32<'k>, weights: &[Var<'k, f32>]) {
         let from = from.at((lane & 3) * 8);
@@ -48,8 +43,7 @@ impl Heads {
 
     /// Weighted sums over a thread's own heads, of two keys for each query.
     ///
-    /// `x + |x|` is exactly `2 relu(x)`, and so the weights are [halved](Self::halved): additions are twice as fast as
-    /// maxima.
+    /// The weights are [halved](Self::halved).
     pub(crate) fn thread_sums<'k>(
         &self,
         accumulators: &[Var<'k, f32>],

@@ -5,8 +5,5 @@
 //! reduce-scatter the queries.
 
 mod heads;
-mod logits;
 pub mod mqa_logits;
 pub mod paged_mqa_logits;
-mod scheduler;
-mod smem;

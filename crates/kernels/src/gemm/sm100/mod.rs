@@ -10,7 +10,7 @@
 mod launch;
 mod operand;
 pub mod persistent;
-mod scales;
+pub(crate) mod scales;
 mod spec;
 pub mod split_k;
 mod tiles;

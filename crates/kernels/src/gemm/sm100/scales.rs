@@ -13,14 +13,14 @@ use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
 use oxigemm_ptx::{Pred, Shared, U32};
 
 /// Rows whose scales are copied to tensor memory at a time.
-pub(super) const GROUP_ROWS: u32 = 128;
+pub(crate) const GROUP_ROWS: u32 = 128;
 /// Bytes of the scales of so many rows: a word each.
-pub(super) const GROUP_BYTES: u32 = GROUP_ROWS * 4;
+pub(crate) const GROUP_BYTES: u32 = GROUP_ROWS * 4;
 /// Columns of tensor memory that those take.
-pub(super) const GROUP_COLUMNS: u32 = 4;
+pub(crate) const GROUP_COLUMNS: u32 = 4;
 
 /// A lane's words of a group of 128 rows.
-pub(super) type LaneWords<'k> = [U32<'k>; 4];
+pub(crate) type LaneWords<'k> = [U32<'k>; 4];
 
 /// Scales of one operand in memory.
 #[derive(Clone, Copy)]
@@ -87,7 +87,7 @@ impl<'k> BlockScales<'k> {
 }
 
 /// Stores a lane's words of some groups as the tensor core wants them.
-pub(super) fn store_words<'k>(to: Shared<'k>, lane: U32<'k>, groups: &[LaneWords<'k>]) {
+pub(crate) fn store_words<'k>(to: Shared<'k>, lane: U32<'k>, groups: &[LaneWords<'k>]) {
     let row = to.at(lane * 16);
     for (group, words) in (0u32..).zip(groups) {
         row.at(group * GROUP_BYTES).store_vec(*words);
@@ -95,7 +95,7 @@ pub(super) fn store_words<'k>(to: Shared<'k>, lane: U32<'k>, groups: &[LaneWords
 }
 
 /// Copies the scales of some groups to tensor memory, in order with the MMAs before and after; one thread executes it.
-pub(super) fn copy_groups<'k>(group: CtaGroup, from: Shared<'k>, to: TensorMemory<'k>, count: u32) {
+pub(crate) fn copy_groups<'k>(group: CtaGroup, from: Shared<'k>, to: TensorMemory<'k>, count: u32) {
     for nth in 0..count {
         // 32 rows of 16 bytes, one after another.
         let rows = Descriptor::new(from.at(nth * GROUP_BYTES), Swizzle::None, 16, 128);

@@ -2,6 +2,7 @@
 
 mod any_heads;
 mod any_next;
+mod fp4;
 mod layouts;
 mod lengths;
 mod odd;
@@ -11,7 +12,7 @@ use crate::common::{same_bits, schedules, some_schedules};
 use oxigemm::check::Logits;
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
-    DType, Device, GemmOptions, Sim, Tensor, fp8_mqa_logits, fp8_paged_mqa_logits,
+    DType, Device, GemmOptions, Sim, Tensor, fp4_paged_mqa_logits, fp8_mqa_logits, fp8_paged_mqa_logits,
     get_paged_mqa_logits_metadata, random,
 };
 
@@ -56,7 +57,7 @@ fn room(dtype: DType, [rows, columns]: [usize; 2], gap: usize, device: &Device) 
 
 /// Numbers of a query, a head or a key that are something else than drawn.
 #[derive(Clone, Copy)]
-enum Odd {
+pub enum Odd {
     /// A code of a query's first head is NaN.
     Query(usize),
     /// A code of a key.
@@ -67,24 +68,29 @@ enum Odd {
     Weight([usize; 2], f32),
 }
 
-struct Prefill {
-    heads: usize,
-    dim: usize,
-    ranges: Vec<[i32; 2]>,
-    keys: usize,
-    form: Logits,
-    columns: usize,
-    dtype: DType,
+pub struct Prefill {
+    pub heads: usize,
+    pub dim: usize,
+    pub ranges: Vec<[i32; 2]>,
+    pub keys: usize,
+    pub form: Logits,
+    pub columns: usize,
+    pub dtype: DType,
     /// Elements between rows: of keys 16 times as many.
-    gap: usize,
-    odd: Vec<Odd>,
+    pub gap: usize,
+    pub odd: Vec<Odd>,
+    /// Whether queries and keys are FP4.
+    pub fp4: bool,
 }
 
 impl Prefill {
     /// The logits and what lies in the gaps between their rows.
-    fn run(&self, device: &Device) -> Tensor {
-        let Prefill { heads, dim, ref ranges, keys, form, columns, dtype, gap, ref odd } = *self;
-        let queries = ranges.len();
+    pub fn run(&self, device: &Device) -> Tensor {
+        if self.fp4 {
+            return fp4::prefill(self, device);
+        }
+        let Prefill { heads, dim, keys, form, columns, dtype, gap, ref odd, .. } = *self;
+        let queries = self.ranges.len();
         let mut q = random::normals(1, queries * heads * dim);
         let mut kv = random::normals(2, keys * dim);
         let (mut scales, mut factors) = (positives(3, keys), random::normals(4, queries * heads));
@@ -100,19 +106,24 @@ impl Prefill {
         let kv = rows(DType::E4m3, &DType::E4m3.encode(&kv), [keys, dim], 16 * gap, device);
         let scales = Tensor::from_slice(&scales, &[keys], device).unwrap();
         let weights = weights(&factors, [queries, heads], gap, device);
-        let bound = |i: usize| {
-            let bounds: Vec<i32> = ranges.iter().map(|range| range[i]).collect();
-            Tensor::from_slice(&bounds, &[queries], device).unwrap()
-        };
         let [mut logits, room] = room(dtype, [queries, columns], gap, device);
-        let (bounds, options) = ([&bound(0), &bound(1)], GemmOptions::default());
+        let ([starts, ends], options) = (self.bounds(device), GemmOptions::default());
+        let bounds = [&starts, &ends];
         fp8_mqa_logits(&q, (&kv, &scales), &weights, bounds, &mut logits, form, &options).unwrap();
         room
+    }
+
+    /// The first keys of queries, and the ends.
+    fn bounds(&self, device: &Device) -> [Tensor; 2] {
+        [0, 1].map(|i| {
+            let bounds: Vec<i32> = self.ranges.iter().map(|range| range[i]).collect();
+            Tensor::from_slice(&bounds, &[bounds.len()], device).unwrap()
+        })
     }
 }
 
 /// Runs on the CPU and in the simulator.
-fn check(sim: &Sim, dtype: DType, run: impl Fn(&Device) -> Tensor) {
+pub fn check(sim: &Sim, dtype: DType, run: impl Fn(&Device) -> Tensor) {
     let expected = run(&Device::Cpu).to_vec_f32().unwrap();
     let found = run(&Device::Sim(sim.clone())).to_vec_f32().unwrap();
     expect_close(&found, &expected, dtype);
@@ -137,10 +148,10 @@ fn expect_close(found: &[f32], expected: &[f32], dtype: DType) {
     assert!(diff < allowed, "diff {diff} of {} logits", exact.len());
 }
 
-const RANGES: [[i32; 2]; 7] =
+pub const RANGES: [[i32; 2]; 7] =
     [[0, 150], [10, 140], [-5, 99_999], [100, 20], [129, 130], [i32::MIN, 0], [3, i32::MAX]];
 
-const PREFILL: Prefill = Prefill {
+pub const PREFILL: Prefill = Prefill {
     heads: 64,
     dim: 128,
     ranges: Vec::new(),
@@ -150,6 +161,7 @@ const PREFILL: Prefill = Prefill {
     dtype: DType::F32,
     gap: 0,
     odd: Vec::new(),
+    fp4: false,
 };
 
 #[test]
@@ -196,27 +208,29 @@ fn no_schedule_changes_the_bits_of_a_prefill() {
 }
 
 #[derive(Clone)]
-struct Paged {
-    heads: usize,
-    dim: usize,
-    next: usize,
-    page_keys: usize,
-    pages: usize,
-    lengths: Vec<i32>,
-    per_query: bool,
-    table_pages: usize,
+pub struct Paged {
+    pub heads: usize,
+    pub dim: usize,
+    pub next: usize,
+    pub page_keys: usize,
+    pub pages: usize,
+    pub lengths: Vec<i32>,
+    pub per_query: bool,
+    pub table_pages: usize,
     /// What the table may name: also what is no page.
-    named: [i32; 2],
-    parts: usize,
-    columns: usize,
-    clean: bool,
-    dtype: DType,
+    pub named: [i32; 2],
+    pub parts: usize,
+    pub columns: usize,
+    pub clean: bool,
+    pub dtype: DType,
     /// Elements between rows: of pages 16 keys for each.
-    gap: usize,
+    pub gap: usize,
     /// Keys are those of the first page.
-    odd: Vec<Odd>,
+    pub odd: Vec<Odd>,
     /// The lengths that the schedule is made for, where these are others: one for each sequence.
-    scheduled: Option<Vec<i32>>,
+    pub scheduled: Option<Vec<i32>>,
+    /// Whether queries and keys are FP4.
+    pub fp4: bool,
 }
 
 impl Paged {
@@ -245,7 +259,7 @@ impl Paged {
     }
 
     /// The logits and what lies in the gaps between their rows.
-    fn run(&self, device: &Device) -> Tensor {
+    pub fn run(&self, device: &Device) -> Tensor {
         let Paged { heads, dim, next, table_pages, parts, columns, gap, .. } = *self;
         let (sequences, queries) = (self.sequences(), self.sequences() * next);
         let (mut q, mut factors) =
@@ -257,7 +271,6 @@ impl Paged {
                 Odd::Key(_) | Odd::Scale(..) => {}
             }
         }
-        let q = Tensor::from_f32(DType::E4m3, &q, &[sequences, next, heads, dim], device).unwrap();
         let weights = weights(&factors, [queries, heads], gap, device);
         let dims = if self.per_query { vec![sequences, next] } else { vec![sequences] };
         let lengths = Tensor::from_slice(&self.lengths, &dims, device).unwrap();
@@ -271,14 +284,21 @@ impl Paged {
         let schedule = share_out(scheduled, &dims, parts, device);
         let schedule = Tensor::from_slice(&schedule, &[parts + 1, 2], device).unwrap();
         let [mut logits, room] = room(self.dtype, [queries, columns], gap, device);
-        let (cache, lists, options) =
-            (self.cache(device), [&lengths, &table, &schedule], GemmOptions::default());
+        let (lists, options) = ([&lengths, &table, &schedule], GemmOptions::default());
+        if self.fp4 {
+            let (q, q_scales) = fp4::queries(&[sequences, next, heads, dim], &self.odd, device);
+            let (q, cache) = ((&q, &q_scales), fp4::cache(self, device));
+            fp4_paged_mqa_logits(q, &cache, &weights, lists, &mut logits, self.clean, &options).unwrap();
+            return room;
+        }
+        let q = Tensor::from_f32(DType::E4m3, &q, &[sequences, next, heads, dim], device).unwrap();
+        let cache = self.cache(device);
         fp8_paged_mqa_logits(&q, &cache, &weights, lists, &mut logits, self.clean, &options).unwrap();
         room
     }
 }
 
-fn plain_pages() -> Paged {
+pub fn plain_pages() -> Paged {
     Paged {
         heads: 64,
         dim: 128,
@@ -296,6 +316,7 @@ fn plain_pages() -> Paged {
         gap: 0,
         odd: Vec::new(),
         scheduled: None,
+        fp4: false,
     }
 }
 

@@ -1,8 +1,9 @@
 //! Math warps of the paged MQA logits: MMA, head reduction and stores of each tile of a unit.
 
 use super::super::heads::LogitLayout;
-use super::super::logits::LogitRow;
 use super::Cta;
+use crate::attention::logits::LogitRow;
+use crate::attention::paged::Paged;
 use crate::attention::shape::{DEDICATED_NEXT, Heads, TILE_KEYS};
 use crate::common::pipeline::Cursor;
 use oxigemm_ptx::wgmma::Descriptor;
@@ -14,13 +15,13 @@ const BUFFERS: u32 = 2;
 impl<'k> Cta<'k, '_> {
     /// Math warpgroup: 64 keys of each stage with the heads of one query after another.
     pub fn multiply(&self) {
-        let (k, smem) = (self.k, &self.smem);
+        let &Paged { k, lane, ref lengths, ref smem, .. } = &self.roles;
         if self.cfg.tile.padded {
             let consumer = Consumer::new(self, 1, 1);
             let slots = smem.unit_pipeline.reader();
             smem.for_each_unit(&slots, |slot, unit| {
                 consumer.multiply_tiles_of_any(slot, unit.tiles, unit.is_unit);
-                smem.release_unit(&slots, self.lane);
+                smem.release_unit(&slots, lane);
             });
             return;
         }
@@ -28,12 +29,12 @@ impl<'k> Cta<'k, '_> {
         let slots = smem.unit_pipeline.reader();
         smem.for_each_unit(&slots, |slot, unit| {
             for queries in 1..=DEDICATED_NEXT {
-                k.if_(self.lengths.next.eq(queries), || {
+                k.if_(lengths.next.eq(queries), || {
                     consumer.load_weights(slot, queries);
                     consumer.multiply_tiles(slot, unit.tiles, queries);
                 });
             }
-            smem.release_unit(&slots, self.lane);
+            smem.release_unit(&slots, lane);
         });
     }
 }
@@ -55,16 +56,17 @@ struct Consumer<'k, 'b, 'c> {
 impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     /// A warp with accumulators and weights for this many queries.
     fn new(cta: &'b Cta<'k, 'c>, buffers: u32, weights: u32) -> Self {
-        let (k, heads) = (cta.k, cta.cfg.heads().heads as usize);
-        let layout = LogitLayout::new(1, cta.lane);
+        let &Paged { k, lane, ref smem, .. } = &cta.roles;
+        let heads = cta.cfg.heads().heads as usize;
+        let layout = LogitLayout::new(1, lane);
         let key = cta.warp * 16 + layout.keys()[0];
-        let loaded = cta.load_size();
+        let loaded = cta.roles.load_size();
         let weights_of = |_| (0..heads / 4).map(|_| k.var(0.0f32)).collect();
         Consumer {
             cta,
-            cursor: cta.smem.key_pipeline.reader(),
+            cursor: smem.key_pipeline.reader(),
             key,
-            scale: (key / loaded) * cta.scale_bytes() + (key % loaded) * 4,
+            scale: (key / loaded) * cta.roles.scale_bytes() + (key % loaded) * 4,
             layout,
             accumulators: (0..buffers).map(|_| k.fragment(heads / 2)).collect(),
             weights: (0..weights).map(weights_of).collect(),
@@ -72,7 +74,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     }
 
     fn load_weights(&self, slot: U32<'k>, queries: u32) {
-        let Cta { cfg, lane, smem, .. } = self.cta;
+        let Cta { cfg, roles: Paged { lane, smem, .. }, .. } = self.cta;
         for (query, weights) in (0..queries).zip(&self.weights) {
             let from = smem.weights(slot).at(query * cfg.heads().heads * 4);
             Heads::load_weights(from, *lane, weights);
@@ -81,12 +83,12 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
 
     /// All tiles of a unit whose sequence has this many queries.
     fn multiply_tiles(&self, slot: U32<'k>, [first, end]: [U32<'k>; 2], queries: u32) {
-        self.cta.k.for_(first, end, 1, |tile| self.multiply_tile(slot, tile, queries));
+        self.cta.roles.k.for_(first, end, 1, |tile| self.multiply_tile(slot, tile, queries));
     }
 
     /// One tile. While the heads of one query are reduced, the tensor core works on those of the next.
     fn multiply_tile(&self, slot: U32<'k>, tile: U32<'k>, queries: u32) {
-        let &Cta { k, lane, ref smem, .. } = self.cta;
+        let &Cta { roles: Paged { k, lane, ref smem, .. }, .. } = self.cta;
         self.cursor.wait_full();
         let stage = self.cursor.stage();
         let scale: F32<'k> = smem.scales(stage).at(self.scale).load();
@@ -108,7 +110,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     /// All tiles of a unit of any number of queries, one after another: while this warpgroup reduces, the tensor core
     /// works for the other.
     fn multiply_tiles_of_any(&self, slot: U32<'k>, [first, end]: [U32<'k>; 2], queries: U32<'k>) {
-        let &Cta { k, cfg, lane, ref smem, .. } = self.cta;
+        let &Cta { cfg, roles: Paged { k, lane, ref smem, .. }, .. } = self.cta;
         let heads = cfg.heads();
         let (accumulators, weights) = (&self.accumulators[0], &self.weights[0]);
         k.for_(first, end, 1, |tile| {
@@ -129,13 +131,13 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     /// Issues the MMA of the current tile with the heads of a query.
     fn issue(&self, slot: U32<'k>, query: u32) {
         let Heads { heads, dim } = self.cta.cfg.heads();
-        let offset = self.cta.k.constant(query * heads * dim);
+        let offset = self.cta.roles.k.constant(query * heads * dim);
         self.issue_at(slot, offset, &self.accumulators[(query % BUFFERS) as usize]);
     }
 
     /// The same with those at an offset in the unit's queries.
     fn issue_at(&self, slot: U32<'k>, offset: U32<'k>, accumulators: &[Var<'k, f32>]) {
-        let &Cta { k, cfg, warp, ref smem, .. } = self.cta;
+        let &Cta { cfg, roles: Paged { k, ref smem, .. }, warp } = self.cta;
         let heads = cfg.heads();
         let keys = smem.keys(self.cursor.stage()).at((warp >> 2) * (64 * heads.dim));
         let queries = smem.queries(slot).at(offset);
@@ -149,7 +151,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     fn finish(&self, slot: U32<'k>, query: u32, tile: U32<'k>, scale: F32<'k>) {
         let accumulators = &self.accumulators[(query % BUFFERS) as usize];
         let fragments: [&[Var<'k, f32>]; 2] = [accumulators, &self.weights[query as usize]];
-        self.store(slot, self.cta.k.constant(query), fragments, tile, scale);
+        self.store(slot, self.cta.roles.k.constant(query), fragments, tile, scale);
     }
 
     fn store(
@@ -160,7 +162,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         tile: U32<'k>,
         scale: F32<'k>,
     ) {
-        let &Cta { k, cfg, lane, ref smem, ref params, .. } = self.cta;
+        let &Cta { cfg, roles: Paged { k, lane, ref smem, ref params, .. }, .. } = self.cta;
         let row = LogitRow::load(smem.row(slot, query));
         for sum in cfg.heads().reduce(k, lane, accumulators, weights) {
             row.store_logit(k, tile * TILE_KEYS + self.key, sum * scale, params.flags, self.layout.stores());

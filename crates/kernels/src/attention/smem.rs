@@ -3,7 +3,7 @@
 //! A work unit is some queries with their weights and output rows, and a range of key tiles. One warp produces units;
 //! the key producer and the math warps consume them.
 
-use super::logits::LogitRow;
+use crate::attention::logits::LogitRow;
 use crate::attention::shape::{Heads, TILE_KEYS};
 use crate::common::WARP;
 use crate::common::pipeline::{Cursor, Pipeline};
@@ -11,34 +11,36 @@ use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Kernel, MBarrier, Shared, SharedLayout, U32};
 
 /// Stages of the unit pipeline.
-const SLOTS: u32 = 2;
+pub(crate) const SLOTS: u32 = 2;
 const UNIT_BYTES: u32 = 16;
 
 /// Shape of the shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SmemShape {
     pub heads: Heads,
+    /// Bytes of a head, and of a key.
+    pub row_bytes: u32,
     /// Queries of a slot.
     pub queries: u32,
     /// Stages of the key pipeline.
     pub stages: u32,
     /// Bytes between the scales of two stages.
     pub scale_pitch: u32,
-    /// Warps that read the stages.
-    pub math_warps: u32,
+    /// Arrivals that release a stage.
+    pub readers: u32,
     /// Words that warps exchange.
     pub words: u32,
 }
 
 impl SmemShape {
     /// Heads of the queries of a slot.
-    fn columns(&self) -> u32 {
+    pub fn columns(&self) -> u32 {
         self.queries * self.heads.heads
     }
 
     /// Bytes of a slot's queries.
     pub fn query_bytes(&self) -> u32 {
-        self.columns() * self.heads.dim
+        self.columns() * self.row_bytes
     }
 
     fn weight_bytes(&self) -> u32 {
@@ -49,8 +51,8 @@ impl SmemShape {
         self.queries * LogitRow::BYTES
     }
 
-    fn key_bytes(&self) -> u32 {
-        TILE_KEYS * self.heads.dim
+    pub fn key_bytes(&self) -> u32 {
+        TILE_KEYS * self.row_bytes
     }
 
     /// Bytes that are loaded into a stage.
@@ -114,7 +116,7 @@ impl Offsets {
 /// Shared memory of a CTA.
 pub(crate) struct Smem<'k> {
     k: &'k Kernel,
-    shape: SmemShape,
+    pub shape: SmemShape,
     shared: Shared<'k>,
     offsets: Offsets,
     /// Pipeline of key tiles.
@@ -154,7 +156,7 @@ impl<'k> Smem<'k> {
         k.if_(warp.eq(loader), || {
             k.if_(lane.eq(0), || {
                 maps.into_iter().for_each(|map| map.prefetch());
-                self.key_pipeline.init(1, self.shape.math_warps);
+                self.key_pipeline.init(1, self.shape.readers);
                 self.unit_pipeline.init(WARP, unit_consumers);
                 k.fence_barrier_init();
             });
