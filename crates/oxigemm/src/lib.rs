@@ -72,7 +72,7 @@ pub use attention::{
 pub use check::gemm::tensors::Addend;
 pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
 pub use check::gemm::tensors::groups::{GroupedRows, KGroupNumbers, RawGroups, RowGroups};
-pub use check::{GemmLayout, Granularity, HeadSplits};
+pub use check::{BlockFormat, GemmLayout, Granularity, HeadSplits};
 pub use device::{Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};

@@ -15,7 +15,7 @@ use oxigemm_kernels::gemm::{ElementType, GemmKernel, ScaleType};
 use oxigemm_testkit::plan::operands_of;
 use oxigemm_testkit::{Effort, GemmCase, MGroups};
 
-fn blackwell() -> (Device, Sim) {
+pub(crate) fn blackwell() -> (Device, Sim) {
     let device: Device = "sim:sm_100a".parse().expect("a device");
     let sim = device.as_sim().expect("a simulated one").clone();
     (device, sim)
@@ -34,7 +34,7 @@ fn config_of(kernel: GemmKernel, nth: usize) -> GemmConfig {
 }
 
 /// Random codes of an operand, and random scales: of UE8M0 within 16 powers of two, of UE4M3 normal numbers.
-fn operand(
+pub(crate) fn operand(
     seed: u64,
     kind: OperandKind,
     (rows, k, is_b): (usize, usize, bool),

@@ -6,6 +6,7 @@ mod blackwell;
 mod blackwell_exact;
 mod blackwell_gemm;
 mod blackwell_k_grouped;
+mod blackwell_outputs;
 mod blackwell_scaled;
 mod check;
 mod check_grouped;
