@@ -67,12 +67,13 @@ mod tensor;
 
 pub use attention::{
     RawMqaLogits, RawPagedMqaLogits, fp4_mqa_logits, fp4_paged_mqa_logits, fp8_mqa_logits,
-    fp8_mqa_logits_raw, fp8_paged_mqa_logits, fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
+    fp8_mqa_logits_raw, fp8_paged_mqa_logits, fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata,
+    get_paged_mqa_logits_metadata_raw,
 };
 pub use check::gemm::tensors::Addend;
 pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
 pub use check::gemm::tensors::groups::{GroupedRows, KGroupNumbers, RawGroups, RowGroups};
-pub use check::{GemmLayout, Granularity, HeadSplits};
+pub use check::{BlockFormat, GemmLayout, Granularity, HeadSplits};
 pub use device::{Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};

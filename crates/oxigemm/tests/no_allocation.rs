@@ -7,7 +7,7 @@ use std::hint::black_box;
 use oxigemm::cast::ScaleFormat;
 use oxigemm::check::{
     Dequantize, EpilogueDesc, GemmDesc, GroupingDesc, HcPrenormGemm, Logits, MGroupedDesc, MqaLogits,
-    PagedMqaLogits, PagedMqaSchedule, Quantize, QuantizeSource, TransformScales,
+    OutputFormat, PagedMqaLogits, PagedMqaSchedule, Quantize, QuantizeSource, TransformScales,
 };
 use oxigemm::{DType, Device, GemmLayout, Granularity, Tensor};
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
@@ -73,7 +73,7 @@ fn checks_and_views_allocate_nothing() {
         let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(bias.describe("bias")),
-            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            scales: Some((scales.describe("d_scales"), OutputFormat::Fp8(ScaleFormat::F32))),
             ..Default::default()
         };
         black_box(GemmDesc { epilogue: Some(epilogue), ..arguments }.check().unwrap());
@@ -85,7 +85,7 @@ fn checks_and_views_allocate_nothing() {
         let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(bias.describe("bias")),
-            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            scales: Some((scales.describe("d_scales"), OutputFormat::Fp8(ScaleFormat::F32))),
             ..Default::default()
         };
         black_box(GemmDesc { epilogue: Some(epilogue), ..arguments }.check().unwrap());
@@ -123,7 +123,7 @@ fn checks_and_views_allocate_nothing() {
         let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(each_bias.describe("bias")),
-            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            scales: Some((scales.describe("d_scales"), OutputFormat::Fp8(ScaleFormat::F32))),
             ..Default::default()
         };
         let fused = GemmDesc { d: codes.describe("d"), epilogue: Some(epilogue), ..arguments };
@@ -144,7 +144,7 @@ fn checks_and_views_allocate_nothing() {
         let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(each.describe("bias")),
-            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            scales: Some((scales.describe("d_scales"), OutputFormat::Fp8(ScaleFormat::F32))),
             ..Default::default()
         };
         black_box(GemmDesc { epilogue: Some(epilogue), ..arguments }.check().unwrap());

@@ -144,6 +144,11 @@ pub trait KernelSpec {
         1
     }
 
+    /// Whether its epilogue quantizes D to every [`BlockOutput`](epilogue::BlockOutput).
+    fn quantizes_to_blocks(&self) -> bool {
+        false
+    }
+
     /// What lies in tensor memory, in the order of its columns; nothing where the architecture has none.
     fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
         Vec::new()

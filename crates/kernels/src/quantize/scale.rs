@@ -40,6 +40,16 @@ impl<'k> Scale<'k> {
         Scale { scale, factor }
     }
 
+    /// Scale of an amax that is a power of two, where that is known when the kernel is built: [`up_to`](Self::up_to) to
+    /// the bit, with its exponent.
+    #[track_caller]
+    pub fn power_of_two(max_finite: f32, amax: U32<'k>) -> (U32<'k>, F32<'k>) {
+        let exponent = exponent(divide(amax.max(MIN_AMAX.to_bits()), max_finite));
+        // The reciprocal of 2¹²⁷ is the only one that is not normal.
+        let factor = ((exponent.kernel().constant(254u32) - exponent) << 23).max(MIN_FACTOR.to_bits());
+        (exponent, factor.bitcast())
+    }
+
     /// Bits of the scale, and the factor.
     #[track_caller]
     pub fn bits_and_factor(self) -> (U32<'k>, F32<'k>) {
@@ -75,7 +85,12 @@ impl<'k> TensorScale<'k> {
     /// Loads the scale at [`Args::aux`](super::Args::aux).
     #[track_caller]
     pub fn load(p: &Params<'k>) -> TensorScale<'k> {
-        let scale: F32 = p.aux.load_readonly();
+        TensorScale::given(p.aux.load_readonly())
+    }
+
+    /// The scale that is given.
+    #[track_caller]
+    pub fn given(scale: F32<'k>) -> TensorScale<'k> {
         TensorScale { scale, per_amax: any_reciprocal(scale * Code::E2m1.max_finite()) }
     }
 

@@ -215,7 +215,7 @@ impl Code {
     }
 }
 
-/// e2m1 codes of the magnitudes of eight numbers times a factor, which is not negative: nearest, ties to even,
+/// e2m1 codes of the magnitudes of up to eight numbers times a factor, which is not negative: nearest, ties to even,
 /// saturating at 6, which is also the code of NaN.
 ///
 /// Codes grow with magnitudes `m` along three lines: `2 m` up to 2, `m + 2` up to 4, and `m / 2 + 4`. The code is the
@@ -234,8 +234,8 @@ fn encode_e2m1<'k>(values: &[F32<'k>], factor: F32<'k>) -> U32<'k> {
         first.min(others).min(ZERO + 7)
     });
     // Only the code differs from the bits of 0, so those are subtracted once at the end.
-    let all = rounded.rev().reduce(|high, low| high.mad(16, low)).expect("there are eight");
-    let zeros = (0..VEC8).fold(0u32, |sum, i| sum.wrapping_add(ZERO.wrapping_shl(4 * i)));
+    let all = rounded.rev().reduce(|high, low| high.mad(16, low)).expect("there are some");
+    let zeros = (0..values.len() as u32).fold(0u32, |sum, i| sum.wrapping_add(ZERO.wrapping_shl(4 * i)));
     all - zeros
 }
 
@@ -349,6 +349,16 @@ impl<'k> Vec8<'k> {
         let codes = encode_e2m1(&self.values(), factor);
         let [even, odd] = self.signs();
         vec![codes | (even & 0x0808_0808) | (odd & 0x8080_8080)]
+    }
+
+    /// The same of FP32 numbers in registers, with a factor for each four.
+    #[track_caller]
+    pub fn encode_e2m1_fours(k: &'k Kernel, values: &[F32<'k>; 8], [first, second]: [F32<'k>; 2]) -> U32<'k> {
+        let (low, high) = values.split_at(4);
+        let codes = encode_e2m1(low, first).permute_bytes(encode_e2m1(high, second), 0x5410);
+        let vec = Vec8 { k, input: Input::F32, words: values.iter().map(|value| bits(*value)).collect() };
+        let [even, odd] = vec.signs();
+        codes | (even & 0x0808_0808) | (odd & 0x8080_8080)
     }
 
     /// Signs of the even numbers and of the odd ones, each in all bits of a byte: also of NaN, which loses its sign

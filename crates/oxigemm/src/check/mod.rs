@@ -28,6 +28,7 @@ pub use crate::tensor::granularity::{BLOCK, Granularity};
 pub use gemm::desc::{
     EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, HeadSplits, HostKs, KGroupedDesc, MGroupedDesc,
 };
+pub use gemm::output_format::{BlockFormat, OutputFormat};
 pub use gemm::problem::{
     Accumulate, Checked, Fused, Groups, KGroups, Problem, QuantizedRows, Summed, Trivial,
 };

@@ -6,6 +6,7 @@ use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 use super::{GemmOptions, run};
 use crate::cast::ScaleFormat;
 use crate::check::gemm::tensors::groups::RawGroups;
+use crate::check::{BlockFormat, OutputFormat};
 use crate::check::{EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, HeadSplits, HostKs, KGroupedDesc};
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
@@ -197,8 +198,11 @@ pub struct RawEpilogue {
     pub d_scales: u64,
     /// Strides of those scales: along the groups, which counts only where they are masked, along M and along N.
     pub d_scales_strides: [usize; 3],
-    /// Format of those scales.
+    /// Format of those scales where they are f32.
     pub d_scales_format: ScaleFormat,
+    /// What D is quantized to where its scales are words of four bytes: see
+    /// [`FusedOutput::BlockScaled`](crate::FusedOutput::BlockScaled).
+    pub d_block_format: Option<BlockFormat>,
 }
 
 impl Default for RawEpilogue {
@@ -215,19 +219,21 @@ impl Default for RawEpilogue {
             d_scales: 0,
             d_scales_strides: [0; 3],
             d_scales_format: ScaleFormat::F32,
+            d_block_format: None,
         }
     }
 }
 
 impl RawEpilogue {
-    /// Columns that are computed of `n` rows of B, and those of D.
+    /// Columns that are computed of `n` rows of B, and those of D, of FP4 bytes of two.
     fn columns(&self, n: i64) -> [i64; 2] {
         let columns = if self.gated { n / 2 } else { n };
         let skipped = self.heads.map_or(0, |heads| {
             let count = columns.checked_div(heads.computed() as i64).unwrap_or(0);
             count.saturating_mul(heads.mid.into())
         });
-        [columns, columns.saturating_add(skipped)]
+        let per_byte = self.d_block_format.map_or(1, BlockFormat::codes_per_byte);
+        [columns, columns.saturating_add(skipped) / per_byte]
     }
 
     /// The description, for `n` rows of B for each of so many groups, and D of these rows, with slabs or without.
@@ -246,10 +252,18 @@ impl RawEpilogue {
             }
         };
         let from = usize::from(!slabs);
-        let dims = [groups, rows, blocks(self.columns(n)[0], ScaleBlock::Of128)];
+        let columns = self.columns(n)[0];
+        let (dtype, across, format) = match self.d_block_format {
+            None => {
+                let format = OutputFormat::Fp8(self.d_scales_format);
+                (DType::F32, blocks(columns, ScaleBlock::Of128), format)
+            }
+            Some(format) => (DType::I32, format.words(columns), OutputFormat::Blocks(format)),
+        };
+        let dims = [groups, rows, across];
         let strides = self.d_scales_strides.map(int);
         let at = (self.d_scales, device);
-        let scales = Operand::new(("d_scales", DType::F32), &dims[from..], &strides[from..], at);
+        let scales = Operand::new(("d_scales", dtype), &dims[from..], &strides[from..], at);
         EpilogueDesc {
             alpha: self.alpha,
             beta: self.beta,
@@ -257,7 +271,7 @@ impl RawEpilogue {
             gated: self.gated,
             bias: (self.bias != 0).then_some(bias),
             heads: self.heads,
-            scales: quantized.then_some((scales, self.d_scales_format)),
+            scales: quantized.then_some((scales, format)),
         }
     }
 }
@@ -373,7 +387,7 @@ impl<'a> RawGemm<'a> {
                 }
             },
             epilogue: self.epilogue.map(|epilogue| {
-                let quantized = self.d.dtype == DType::E4m3;
+                let quantized = self.d.dtype == DType::E4m3 || epilogue.d_block_format.is_some();
                 epilogue.describe([groups, n], (d_slabs, m), quantized, device)
             }),
         }

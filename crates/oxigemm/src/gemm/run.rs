@@ -346,7 +346,7 @@ impl GemmDesc {
             epilogue: self.epilogue.as_ref().map_or_else(EpilogueAddresses::default, |epilogue| {
                 EpilogueAddresses {
                     alpha: epilogue.alpha,
-                    beta: epilogue.beta,
+                    beta: epilogue.beta_or_tensor_scale(),
                     bias: address(&epilogue.bias),
                     scales: epilogue.scales.as_ref().map_or(0, |(scales, _)| scales.address),
                 }

@@ -49,6 +49,7 @@ pub(super) fn rewritten(
         read_as_they_lie(&mut problem);
         return Ok((problem, packing.map(RewrittenScales::Packed)));
     }
+    expect_f32_output(arch, desc)?;
     expect_f32(arch, desc, as_f32, &problem)?;
     let unpacking = codes.map(Unpacking::new).transpose()?;
     Ok((problem, unpacking.map(RewrittenScales::Unpacked)))
@@ -68,6 +69,18 @@ fn read_as_they_lie(problem: &mut Problem) {
         problem.family = family;
     }
     problem.transpose = [false; 2];
+}
+
+/// Refuses an output with scales of bytes where kernels write FP32 ones.
+fn expect_f32_output(arch: Arch, desc: &GemmDesc) -> Result<()> {
+    match desc.epilogue.and_then(|epilogue| epilogue.block_format()) {
+        None => Ok(()),
+        Some(format) => Err(Error::DType {
+            argument: "d_scales",
+            expected: format!("f32 scales of 1x128, as kernels write on {arch}"),
+            found: format!("those of {}, which are bytes", format.name()),
+        }),
+    }
 }
 
 /// Refuses operands that kernels with FP32 scales have not.

@@ -54,6 +54,9 @@ impl PlanKey {
         PlanRequest {
             fusion: fused.map_or(Fusion::None, |fused| fused.fusion),
             quantized_output: fused.is_some_and(|fused| fused.quantized.is_some()),
+            block_scaled_output: fused
+                .and_then(|fused| fused.quantized)
+                .is_some_and(|quantized| quantized.blocks.is_some()),
             batch_invariant: self.batch_invariant,
             config: self.config,
             k_order: self.k_order,
@@ -92,6 +95,7 @@ pub(crate) struct Addresses {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EpilogueAddresses {
     pub alpha: f32,
+    /// That of C, or the scale of all of an NVFP4 D.
     pub beta: f32,
     pub bias: u64,
     pub scales: u64,
@@ -379,6 +383,7 @@ fn fused_args(fused: &Fused) -> EpilogueArgs {
         if quantized.format == ScaleFormat::PowerOfTwo {
             flags |= EpilogueFlags::POWERS_OF_TWO;
         }
+        flags |= quantized.blocks.map_or(0, EpilogueFlags::block_output);
     }
     EpilogueArgs {
         alpha: 1.0,

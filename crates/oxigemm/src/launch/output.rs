@@ -63,7 +63,9 @@ impl Output {
         let slab = u64::from(d_slab);
         let together = |columns| fused.is_none_or(|fused| fused.keeps_together(columns));
         let aligned = vectors(problem.n.into()) && vectors(problem.d_pitch) && vectors(slab);
-        let plain = kind && aligned && together(Panels::MAP_TILE[1]);
+        // Lanes store FP4.
+        let is_fp4 = problem.d_type == DType::U8;
+        let plain = kind && aligned && !is_fp4 && together(Panels::MAP_TILE[1]);
         let fours = together(4) && fused.and_then(|fused| fused.heads).is_none_or(|heads| heads.mid % 4 == 0);
         Output { flags, size, pitches: [problem.d_pitch, c_pitch], slab, plain, fours }
     }

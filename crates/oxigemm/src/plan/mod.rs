@@ -62,6 +62,8 @@ pub struct PlanRequest {
     pub fusion: Fusion,
     /// Whether a fused epilogue quantizes D.
     pub quantized_output: bool,
+    /// Whether it quantizes D to a format whose scales are bytes.
+    pub block_scaled_output: bool,
     /// Whether a row's result must not depend on the number of rows: see [`is_batch_invariant`].
     pub batch_invariant: bool,
     /// The configuration that the caller wants.
@@ -142,6 +144,7 @@ impl PlanRequest {
             shape,
             fusion: Fusion::None,
             quantized_output: false,
+            block_scaled_output: false,
             batch_invariant: false,
             config: None,
             k_order: None,
@@ -182,6 +185,7 @@ impl PlanRequest {
         kernel.operands() == self.operands
             && kernel.fusion() == self.fusion
             && kernel.grouping() == self.shape.grouping()
+            && (!self.block_scaled_output || kernel.spec().quantizes_to_blocks())
             && kernel.is_batched() == batched
             && kernel.is_summed() == matches!(self.shape, PlanShape::Summed { .. })
     }

@@ -3,8 +3,10 @@
 use oxigemm_kernels::gemm::epilogue::Activation;
 use std::f64::consts::{FRAC_1_PI, PI, SQRT_2};
 
+use super::quantize::SourceTensor;
 use crate::cast::{ScaleFormat, per_token_cast_to_fp8};
-use crate::check::HeadSplits;
+use crate::check::{BlockFormat, Granularity, HeadSplits, OutputFormat};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -108,7 +110,7 @@ fn erfc(x: f64) -> f64 {
 /// Output of an epilogue: a matrix of D, its scales where it is quantized, and the columns that are skipped.
 pub(super) struct EpilogueOutput {
     pub d: Tensor,
-    pub scales: Option<(Tensor, ScaleFormat)>,
+    pub scales: Option<(Tensor, OutputFormat)>,
     pub heads: Option<HeadSplits>,
 }
 
@@ -125,9 +127,24 @@ impl EpilogueOutput {
             return Ok(());
         };
         let values: Vec<f32> = result.iter().map(|x| *x as f32).collect();
-        let cast = per_token_cast_to_fp8(&values, rows, columns, format)?;
-        self.d.write_bytes(&cast.codes)?;
-        scales.write_f32(&cast.scales)
+        let format = match format {
+            OutputFormat::Blocks(format) => format,
+            OutputFormat::Fp8(format) => {
+                let cast = per_token_cast_to_fp8(&values, rows, columns, format)?;
+                self.d.write_bytes(&cast.codes)?;
+                return scales.write_f32(&cast.scales);
+            }
+        };
+        let (x, d) = (Tensor::from_slice(&values, &[rows, columns], &Device::Cpu)?, &mut self.d);
+        let granularity = match format {
+            BlockFormat::Nvfp4 { tensor_scale } => {
+                return super::nvfp4::quantize(&x, d, &mut scales, Some(tensor_scale)).map(drop);
+            }
+            BlockFormat::Fp8 => Granularity::PerToken,
+            BlockFormat::Mxfp8 | BlockFormat::Mxfp4 => Granularity::PerGroup32,
+        };
+        let (source, format) = (SourceTensor::Matrix, ScaleFormat::PowerOfTwo);
+        super::quantize::quantize(&x, source, d, &mut scales, granularity, format)
     }
 }
 

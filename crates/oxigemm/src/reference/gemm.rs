@@ -8,10 +8,10 @@ use oxigemm_kernels::gemm::unpack_scales;
 
 use super::epilogue::{EpilogueOutput, Finish, computed};
 use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt, truncated_to_tf32};
-use crate::cast::{Quantized, ScaleFormat};
+use crate::cast::Quantized;
 use crate::check::gemm::tensors::epilogue::Epilogue;
 use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
-use crate::check::{Checked, GemmDesc, GemmLayout, Groups, KGroups, Problem};
+use crate::check::{Checked, GemmDesc, GemmLayout, Groups, KGroups, OutputFormat, Problem};
 use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -178,7 +178,7 @@ struct Part {
     d: Tensor,
     c: Option<Tensor>,
     bias: Option<Tensor>,
-    d_scales: Option<(Tensor, ScaleFormat)>,
+    d_scales: Option<(Tensor, OutputFormat)>,
 }
 
 impl Part {

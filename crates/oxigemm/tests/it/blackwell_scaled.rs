@@ -14,7 +14,7 @@ use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 use oxigemm_kernels::gemm::{ElementType, GemmKernel, ScaleType};
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{GemmCase, MGroups};
+use oxigemm_testkit::{Effort, GemmCase, MGroups};
 
 /// Kernels whose tensor core applies the scales.
 fn kernels() -> impl Iterator<Item = GemmKernel> {
@@ -22,7 +22,7 @@ fn kernels() -> impl Iterator<Item = GemmKernel> {
 }
 
 /// Random codes of an operand, and random scales: of UE8M0 within 16 powers of two, of UE4M3 normal numbers.
-fn operand(
+pub(crate) fn operand(
     seed: u64,
     kind: OperandKind,
     (rows, k, is_b): (usize, usize, bool),

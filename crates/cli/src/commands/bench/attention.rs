@@ -83,6 +83,7 @@ fn describe(
     let [starts, ends] = &operands.bounds;
     let arguments = MqaLogits {
         q: operands.q.describe("q"),
+        q_scales: None,
         kv: operands.kv.describe("kv"),
         kv_scales: operands.kv_scales.describe("kv_scales"),
         weights: operands.weights.describe("weights"),
@@ -92,6 +93,7 @@ fn describe(
         form,
     };
     let problem = arguments.check()?.ok_or("there is nothing to compute")?;
-    let plan = MqaPlan::best(&problem, device.limits().ok_or("bench needs a GPU")?.sms);
+    let limits = device.limits().ok_or("bench needs a GPU")?;
+    let plan = MqaPlan::best(&problem, limits.arch, limits.sms)?;
     Ok(format!("{} blocks", plan.blocks))
 }

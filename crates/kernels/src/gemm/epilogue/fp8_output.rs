@@ -135,24 +135,15 @@ impl<'k> QuantizedRows<'k, '_> {
     pub fn stage(&self, place: &Panels<'k>, values: &[F32<'k>]) {
         let k = self.k;
         let row = self.lane >> 2;
-        // Of two octets, an even lane stores a word of the first and an odd one of the second, so that each has a word:
-        // its own two codes and those of its neighbour.
-        let (odd, word) = ((self.lane & 1).ne(0), (self.lane & 1) * 8 + (self.lane & 2) * 2);
-        let selector: U32<'k> = odd.select(0x3276, 0x5410);
-        let rows = place.staging.at(self.warp * WARP_BYTES).at(word);
-        let chunks: Vec<_> =
-            (0..ROW_BYTES / 16).map(|chunk| rows.at(chunk_offset(row, k.constant(chunk)))).collect();
+        let staged = StagedFp8::new(k, place.staging, row, [self.warp, self.lane]);
         for (half, below) in [(0, 0), (2, 8)] {
             let octets: Vec<[F32<'k>; 2]> =
                 values.chunks(4).map(|octet| [octet[half], octet[half + 1]]).collect();
             let scale = self.scale(&octets);
             self.store_scale([place.row + self.warp * WARP_ROWS + row + below, place.column], scale);
             let factor = k.constant(1.0f32).divide(scale);
-            let codes = |[a, b]: [F32<'k>; 2]| k.pack_fp8(Fp8::E4m3, a * factor, b * factor);
-            for (chunk, octets) in chunks.iter().zip(octets.chunks(2)) {
-                let own = k.join_halves(codes(octets[0]), codes(octets[1]));
-                let other = k.shuffle(Shuffle::Xor, own, 1);
-                chunk.at(below * ROW_BYTES).store(own.permute_bytes(other, selector));
+            for (chunk, octets) in octets.chunks(2).enumerate() {
+                staged.store(k, (below, chunk), octets, factor);
             }
         }
     }
@@ -177,19 +168,58 @@ impl<'k> QuantizedRows<'k, '_> {
     /// Stores a warp's rows before `end` of a staged panel by its lanes, where TMA may not, because rows of another
     /// group follow. The warp has synchronized since it staged.
     pub fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
-        let (k, p) = (self.k, self.output);
-        k.if_(!place.is_before(end), || {
-            let chunks = ROW_BYTES / 16;
-            let rows = place.staging.at(self.warp * WARP_BYTES);
-            for index in (0..WARP_ROWS * chunks).step_by(WARP as usize) {
-                let index = self.lane + index;
-                let (row, chunk) = (index / chunks, index % chunks);
-                let words = rows.at(chunk_offset(row, chunk)).load_vec::<u32, 4>();
-                let (row, column) = (place.row + self.warp * WARP_ROWS + row, place.column + chunk * 16);
-                let to = p.d.at(row.widening_mul(p.d_pitch) + column.to_u64());
-                k.guard(row.lt(end) & column.lt(p.columns), || to.store_vec(words));
-            }
+        self.k.if_(!place.is_before(end), || {
+            self.copy(place, end, ROW_BYTES, [place.column, self.output.columns])
         });
+    }
+
+    /// Copies the warp's rows before `end` of a staged panel to D, so many bytes of each; in bytes, the first column and
+    /// all columns of D are given. The warp has synchronized since it staged.
+    pub fn copy(&self, place: &Panels<'k>, end: U32<'k>, bytes: u32, [first_column, columns]: [U32<'k>; 2]) {
+        let (k, p) = (self.k, self.output);
+        let chunks = bytes / 16;
+        let rows = place.staging.at(self.warp * WARP_BYTES);
+        for index in (0..WARP_ROWS * chunks).step_by(WARP as usize) {
+            let index = self.lane + index;
+            let (row, chunk) = (index / chunks, index % chunks);
+            let words = rows.at(chunk_offset(row, chunk)).load_vec::<u32, 4>();
+            let (row, column) = (place.row + self.warp * WARP_ROWS + row, first_column + chunk * 16);
+            let to = p.d.at(row.widening_mul(p.d_pitch) + column.to_u64());
+            k.guard(row.lt(end) & column.lt(columns), || to.store_vec(words));
+        }
+    }
+}
+
+/// Where a lane stages words of e4m3 codes in a warp's rows of a panel.
+pub(super) struct StagedFp8<'k> {
+    /// A word of each 16 columns.
+    chunks: Vec<Shared<'k>>,
+    selector: U32<'k>,
+}
+
+impl<'k> StagedFp8<'k> {
+    pub fn new(k: &'k Kernel, panel: Shared<'k>, row: U32<'k>, [warp, lane]: [U32<'k>; 2]) -> Self {
+        // Of two octets, an even lane stores a word of the first and an odd one of the second, so that each has a word:
+        // its own two codes and those of its neighbour.
+        let (odd, word) = ((lane & 1).ne(0), (lane & 1) * 8 + (lane & 2) * 2);
+        let selector: U32<'k> = odd.select(0x3276, 0x5410);
+        let rows = panel.at(warp * WARP_BYTES).at(word);
+        let chunks = (0..ROW_BYTES / 16).map(|chunk| rows.at(chunk_offset(row, k.constant(chunk)))).collect();
+        StagedFp8 { chunks, selector }
+    }
+
+    /// Stages the lane's numbers of two octets, times a factor, so many rows below the first.
+    pub fn store(
+        &self,
+        k: &'k Kernel,
+        (below, chunk): (u32, usize),
+        octets: &[[F32<'k>; 2]],
+        factor: F32<'k>,
+    ) {
+        let codes = |[a, b]: [F32<'k>; 2]| k.pack_fp8(Fp8::E4m3, a * factor, b * factor);
+        let own = k.join_halves(codes(octets[0]), codes(octets[1]));
+        let other = k.shuffle(Shuffle::Xor, own, 1);
+        self.chunks[chunk].at(below * ROW_BYTES).store(own.permute_bytes(other, self.selector));
     }
 }
 

@@ -4,7 +4,7 @@
 //! quantization or rounding; head splits move columns. All of it is in FP32 and rounded once. Which stages take part is
 //! a run-time argument; only that a gate halves the columns is compiled in.
 
-use super::{Heads, OutputFlags, OutputParams, Panels};
+use super::{BlockOutput, Heads, OutputFlags, OutputParams, Panels};
 use crate::common::params::kernel_params;
 use crate::gemm::operand::f16::Half;
 pub use crate::gemm::operand::gate_up::{BoxOfB, Fusion};
@@ -21,7 +21,7 @@ pub const SCALED_COLUMNS: u32 = 128;
 pub struct EpilogueArgs {
     /// Factor of the product.
     pub alpha: f32,
-    /// Factor of C.
+    /// Factor of C. Nothing is added to a quantized D: there it is the tensor scale of NVFP4.
     pub beta: f32,
     /// Address of the bias, one for each row of B.
     pub bias: u64,
@@ -49,6 +49,13 @@ impl EpilogueFlags {
     pub const QUANTIZED: u32 = 4;
     /// Its scales are powers of two.
     pub const POWERS_OF_TWO: u32 = 8;
+    /// From here on, the [`BlockOutput`] that D is quantized to, where its scales are bytes; else 0.
+    pub const BLOCK_OUTPUT_SHIFT: u32 = 4;
+
+    /// Flags of a D whose scales are bytes.
+    pub const fn block_output(output: BlockOutput) -> u32 {
+        EpilogueFlags::QUANTIZED | (output as u32) << EpilogueFlags::BLOCK_OUTPUT_SHIFT
+    }
 }
 
 kernel_params! {
@@ -150,6 +157,16 @@ impl<'k> EpilogueParams<'k> {
     /// The same for one tile, read anew: so what depends on it takes no registers of the main loop.
     pub fn anew(&self, k: &'k Kernel) -> Self {
         EpilogueParams { activation: k.shuffle(Shuffle::Index, self.activation, 0), ..*self }
+    }
+
+    /// The [`BlockOutput`] that D is quantized to, as a number; 0 where its scales are FP32.
+    pub fn block_output(&self) -> U32<'k> {
+        self.flags >> EpilogueFlags::BLOCK_OUTPUT_SHIFT
+    }
+
+    /// The scale of all of D where it is NVFP4.
+    pub fn tensor_scale(&self) -> F32<'k> {
+        self.beta
     }
 
     /// Passes of a tile, where it takes this many to quantize D.

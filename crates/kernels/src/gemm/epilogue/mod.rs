@@ -7,6 +7,7 @@
 
 mod activation;
 mod bias;
+pub(crate) mod block_output;
 pub(crate) mod fp8_output;
 pub mod fusion;
 mod partial_tile;
@@ -14,6 +15,7 @@ pub(crate) mod split_k;
 
 pub use crate::gemm::params::{Heads, OutputFlags, OutputParams};
 pub use activation::Activation;
+pub use block_output::BlockOutput;
 
 use crate::common::{WARP, WARPGROUP};
 use crate::gemm::operand::f16::Half;

@@ -16,6 +16,11 @@ impl<'k> OutputParams<'k> {
 }
 
 impl<'k> OutputParams<'k> {
+    /// Those of one slab of a quantized D, whose slabs are `stride` bytes apart.
+    pub(crate) fn quantized_in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
+        OutputParams { d: self.d.at(slab.widening_mul(stride)), rows: end, ..self }
+    }
+
     /// Those of D and C from a row on.
     pub(crate) fn from_row(self, row: U32<'k>) -> Self {
         let bytes =

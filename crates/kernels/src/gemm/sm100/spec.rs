@@ -76,6 +76,10 @@ impl KernelSpec for persistent::Config {
         self.fusion
     }
 
+    fn quantizes_to_blocks(&self) -> bool {
+        self.is_fused()
+    }
+
     fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
         self.tensor_memory()
     }

@@ -9,7 +9,7 @@ use oxigemm_kernels::gemm::params::ScaleBlock;
 use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
-use crate::cast::ScaleFormat;
+use super::output_format::OutputFormat;
 use crate::tensor::desc::Operand;
 use crate::tensor::dtype::DType;
 use crate::tensor::granularity::BLOCK;
@@ -241,8 +241,8 @@ pub struct EpilogueDesc {
     pub bias: Option<Operand>,
     /// Columns of D that are skipped.
     pub heads: Option<HeadSplits>,
-    /// Scales of an e4m3 D, one for each row and 128 columns, and their format.
-    pub scales: Option<(Operand, ScaleFormat)>,
+    /// Scales of a quantized D, and what it is quantized to.
+    pub scales: Option<(Operand, OutputFormat)>,
 }
 
 impl Default for EpilogueDesc {

@@ -1,9 +1,7 @@
 //! The rules of a fused epilogue: the shape of D, bias, skipped columns, and the scales of a quantized D.
 
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::params::ScaleBlock;
 
-use super::blocks;
 use super::desc::EpilogueDesc;
 use super::problem::{Fused, QuantizedRows};
 use crate::error::{Error, Result};
@@ -15,10 +13,10 @@ impl EpilogueDesc {
         if self.gated { Fusion::Gated } else { Fusion::Elementwise }
     }
 
-    /// D is e4m3 with scales, of the 16-bit type that goes with A, or f32.
+    /// D is quantized with scales, of the 16-bit type that goes with A, or f32.
     pub(super) fn expect_type_of_d(&self, d: &Operand, a: &Operand) -> Result<()> {
         match self.scales {
-            Some(_) => d.expect_dtype(&[DType::E4m3]),
+            Some((_, format)) => d.expect_dtype(&[format.dtype()]),
             None if a.dtype == DType::F32 => d.expect_dtype(&[DType::F32]),
             None => d.expect_dtype(&[half_beside(a), DType::F32]),
         }
@@ -53,8 +51,9 @@ impl EpilogueDesc {
         Ok(if self.gated { n / 2 } else { n })
     }
 
-    /// The columns of D where these are computed.
+    /// The columns of D, of FP4 bytes of two, where these are computed.
     pub(super) fn columns_of_d(&self, columns: i64) -> i64 {
+        let columns = columns / self.scales.map_or(1, |(_, format)| format.codes_per_byte());
         self.heads.map_or(columns, |heads| {
             let count = columns / heads.computed() as i64;
             columns.saturating_add(count.saturating_mul(heads.mid.into()))
@@ -89,19 +88,9 @@ impl EpilogueDesc {
             }
             bias.expect_device(a)?;
         }
-        let Some((scales, _)) = &self.scales else { return Ok(()) };
+        let Some((scales, format)) = &self.scales else { return Ok(()) };
         let (columns, above) = rows.split_last().map_or((0, rows), |(last, above)| (*last, above));
-        if columns % 16 != 0 {
-            return Err(Error::Shape {
-                argument: "d",
-                expected: "a multiple of 16 columns where it is quantized".to_owned(),
-                found: format!("{columns} columns"),
-            });
-        }
-        scales.expect_dtype(&[DType::F32])?;
-        let mut expected = [blocks(columns, ScaleBlock::Of128); 3];
-        expected[..above.len()].copy_from_slice(above);
-        scales.expect_every_scale(&expected[..rows.len()], "one per row of `d` and 128 columns")?;
+        format.check_shapes(scales, columns, above)?;
         scales.expect_device(a)?;
         match c {
             None => Ok(()),
@@ -171,7 +160,7 @@ impl EpilogueDesc {
             scales.expect_apart(&memory, bias, &rows_of_bias(bias)?.1)?;
         }
         let slab = if scales.rank == 3 { slab } else { 0 };
-        Ok(Some(QuantizedRows { format: *format, strides: [strides.mn, strides.k], slab }))
+        Ok(Some(format.rows([strides.mn, strides.k], slab)))
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod desc;
 mod epilogue;
 mod k_grouped;
 mod memory;
+pub(crate) mod output_format;
 pub(crate) mod problem;
 pub(crate) mod scale_codes;
 pub(crate) mod scales;
@@ -458,6 +459,9 @@ fn half_operands(a: &Operand, [a_major, b_major]: [Major; 2]) -> Operands {
 
 /// Scale blocks along a dimension.
 fn blocks(length: i64, block: ScaleBlock) -> i64 {
-    let size = i64::from(block.size());
+    blocks_of(length, block.size().into())
+}
+
+fn blocks_of(length: i64, size: i64) -> i64 {
     (length + size - 1) / size
 }

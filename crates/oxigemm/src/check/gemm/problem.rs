@@ -1,8 +1,8 @@
 //! A checked GEMM: what planning and launching need to know of a call.
 
 use oxigemm_kernels::gemm::OperandKind;
-use oxigemm_kernels::gemm::epilogue::Activation;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::epilogue::{Activation, BlockOutput};
 use oxigemm_kernels::gemm::params::ScalesOfB;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
@@ -62,7 +62,7 @@ pub struct Problem {
     pub sfa: ScaleStrides,
     /// Strides of B's scales.
     pub sfb: ScaleStrides,
-    /// Element type of D (and C): f32, 16 bits wide, or e4m3 where it is quantized.
+    /// Element type of D (and C): f32, 16 bits wide, or e4m3 or u8 (FP4) where it is quantized.
     pub d_type: DType,
     /// Which of A and B are FP8 and not K-major, and so are transposed first.
     pub transpose: [bool; 2],
@@ -170,9 +170,11 @@ pub struct Fused {
 /// Scales of a quantized D.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizedRows {
-    /// Format of the scales.
+    /// Format of FP32 scales.
     pub format: ScaleFormat,
-    /// From one row to the next, and from one 128 columns to the next, in elements.
+    /// What D is quantized to where its scales are bytes: words of four.
+    pub blocks: Option<BlockOutput>,
+    /// From one row to the next, and from one 128 columns or word to the next, in elements.
     pub strides: [u32; 2],
     /// From those of one slab of D to the next, in elements; 0 where there is one.
     pub slab: u32,

@@ -6,6 +6,8 @@
 
 use super::config::BUFFERS;
 use super::{Block, EPILOGUE_WARP};
+use crate::gemm::epilogue::BlockOutput;
+use crate::gemm::epilogue::block_output::BlockRows;
 use crate::gemm::epilogue::fp8_output::QuantizedRows;
 use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators, SCALED_COLUMNS};
 use crate::gemm::epilogue::{
@@ -14,7 +16,7 @@ use crate::gemm::epilogue::{
 use crate::gemm::scheduler::m_grouped::TileGroup;
 use crate::gemm::scheduler::tile::TileInfo;
 use oxigemm_ptx::tcgen05::TensorMemory;
-use oxigemm_ptx::{F32, Shared, U32, Var};
+use oxigemm_ptx::{F32, Ptr, Shared, U32, Var};
 
 /// Rows of an epilogue warp: TMA stores so many at a time.
 pub(in crate::gemm::sm100) const ROWS: u32 = 32;
@@ -68,7 +70,7 @@ impl<'k> Block<'k, '_> {
     fn part(&self, tile: &TileInfo<'k>, accumulator: TensorMemory<'k>, quarter: U32<'k>) -> Part<'k> {
         let (k, group) = (self.k, tile.group);
         let output = match (group, &self.m_groups) {
-            (Some(group), Some(groups)) => self.params.output.in_slab(group.slab, groups.d_slab, group.end),
+            (Some(group), Some(groups)) => self.output_of_group(&group, groups.d_slab),
             _ => tile.k_group.map_or(self.params.output, |group| self.params.output.from_row(group.d_row)),
         };
         let slab = group.map(|group| group.slab).or(tile.k_group.map(|group| group.group));
@@ -78,6 +80,16 @@ impl<'k> Block<'k, '_> {
         });
         let first = [tile.m + (quarter >> 1) * 64, tile.n];
         Part { accumulator, first, group, slab, output, epilogue }
+    }
+
+    /// Output parameters of a group, where slabs of D are so many elements apart.
+    fn output_of_group(&self, group: &TileGroup<'k>, d_slab: U32<'k>) -> OutputParams<'k> {
+        let (output, TileGroup { slab, end, .. }) = (self.params.output, *group);
+        let rounded = output.in_slab(slab, d_slab, end);
+        let Some(epilogue) = &self.epilogue else { return rounded };
+        let quantized = output.quantized_in_slab(slab, d_slab, end);
+        let d = epilogue.has(EpilogueFlags::QUANTIZED).select(quantized.d.address(), rounded.d.address());
+        OutputParams { d: Ptr::new(d), ..rounded }
     }
 
     /// The warp's place in 64 rows, as `wgmma` numbers its warps: that of the `half`-th 16 of its rows.
@@ -157,7 +169,7 @@ impl<'k> Block<'k, '_> {
         });
     }
 
-    /// Writes the warp's rows in e4m3, 128 columns that share scales at a time.
+    /// Writes the warp's rows in e4m3 or e2m1, 128 columns at a time, and their scales.
     fn write_quantized(
         &self,
         part: &Part<'k>,
@@ -165,7 +177,7 @@ impl<'k> Block<'k, '_> {
         quarter: U32<'k>,
         buffer: Var<'k, u32>,
     ) {
-        let (k, lane, output) = (self.k, self.lane, &part.output);
+        let (k, lane, output, format) = (self.k, self.lane, &part.output, params.block_output());
         k.for_(0, self.cfg.tile_columns(), SCALED_COLUMNS, |column| {
             let staging = self.next_buffer(quarter, buffer);
             let place = Panels { row: part.first[0], column: part.first[1] + column, staging };
@@ -175,12 +187,28 @@ impl<'k> Block<'k, '_> {
                 let accumulators = [self.load(part, half, column, SCALED_COLUMNS)];
                 let values = self.finish(part, place.column, &accumulators);
                 let values: Vec<F32<'k>> = values[0].iter().map(|value| value.live()).collect();
-                rows(half).stage(&place, &values);
+                k.if_(format.eq(0), || rows(half).stage(&place, &values));
+                for output in BlockOutput::ALL {
+                    let rows = BlockRows { rows: rows(half), format: output };
+                    k.if_(format.eq(output as u32), || rows.stage(&place, &values));
+                }
             });
-            self.store(part, &place, quarter);
-            if let Some(group) = part.group {
-                k.for_(0, 2, 1, |half| rows(half).store_within(&place, group.end));
-            }
+            k.if_else(
+                format.ge(BlockOutput::Mxfp4 as u32),
+                || {
+                    k.sync_warp();
+                    k.for_(0, 2, 1, |half| {
+                        BlockRows { rows: rows(half), format: BlockOutput::Mxfp4 }
+                            .copy_e2m1(&place, output.rows);
+                    });
+                },
+                || {
+                    self.store(part, &place, quarter);
+                    if let Some(group) = part.group {
+                        k.for_(0, 2, 1, |half| rows(half).store_within(&place, group.end));
+                    }
+                },
+            );
         });
     }
 

@@ -3,6 +3,7 @@
 use oxigemm_kernels::gemm::epilogue::Activation;
 
 use super::super::desc::{EpilogueDesc, HeadSplits};
+use super::super::output_format::{BlockFormat, OutputFormat};
 use crate::cast::ScaleFormat;
 use crate::tensor::Tensor;
 
@@ -67,21 +68,37 @@ pub enum FusedOutput<'a> {
         /// Format of the scales.
         format: ScaleFormat,
     },
+    /// A matrix of e4m3 or FP4 with scales of bytes, as a GEMM whose tensor core applies scales reads it: codes and scales
+    /// are those of [`quantize`](crate::quantize) or [`quantize_nvfp4`](crate::quantize_nvfp4), applied to the result in
+    /// FP32. On the CPU and on Blackwell.
+    BlockScaled {
+        /// The codes: e4m3 `[M, N]`, or u8 `[M, N/2]` with two e2m1 each; rows of a multiple of 16 bytes, and pitch and
+        /// address alike.
+        d: &'a mut Tensor,
+        /// i32 with four scales of a row in each, `[M, ceil(S/4)]` for S scales a row, in any strides that share no
+        /// element: [`packed_scales`](crate::packed_scales) makes them.
+        scales: &'a mut Tensor,
+        /// What D is quantized to.
+        format: BlockFormat,
+    },
 }
 
 impl FusedOutput<'_> {
     /// D, and its scales where it is quantized.
-    pub(crate) fn parts(&self) -> (&Tensor, Option<(&Tensor, ScaleFormat)>) {
+    pub(crate) fn parts(&self) -> (&Tensor, Option<(&Tensor, OutputFormat)>) {
         match self {
             FusedOutput::Matrix(d) => (d, None),
-            FusedOutput::Fp8 { d, scales, format } => (d, Some((scales, *format))),
+            FusedOutput::Fp8 { d, scales, format } => (d, Some((scales, OutputFormat::Fp8(*format)))),
+            FusedOutput::BlockScaled { d, scales, format } => {
+                (d, Some((scales, OutputFormat::Blocks(*format))))
+            }
         }
     }
 }
 
 impl Epilogue<'_> {
     /// The description, beside the scales of D.
-    pub(crate) fn describe(&self, scales: Option<(&Tensor, ScaleFormat)>) -> EpilogueDesc {
+    pub(crate) fn describe(&self, scales: Option<(&Tensor, OutputFormat)>) -> EpilogueDesc {
         EpilogueDesc {
             alpha: self.alpha,
             beta: self.beta,

@@ -6,7 +6,7 @@ pub(crate) mod groups;
 use oxigemm_kernels::gemm::params::ScaleBlock;
 
 use super::desc::{GemmDesc, GemmLayout, GroupingDesc, HostKs, KGroupedDesc};
-use crate::cast::ScaleFormat;
+use super::output_format::OutputFormat;
 use crate::tensor::Tensor;
 use crate::tensor::desc::{Operand, int};
 use epilogue::Epilogue;
@@ -66,7 +66,7 @@ pub(crate) struct Gemm<'a> {
     pub grouping: Grouping<'a>,
     pub epilogue: Option<&'a Epilogue<'a>>,
     /// Scales of a quantized D.
-    pub d_scales: Option<(&'a Tensor, ScaleFormat)>,
+    pub d_scales: Option<(&'a Tensor, OutputFormat)>,
 }
 
 /// Grouping of a GEMM of tensors.
@@ -120,7 +120,7 @@ impl<'a> Gemm<'a> {
     }
 
     /// The same with a fused epilogue.
-    pub fn fused(self, epilogue: &'a Epilogue<'a>, d_scales: Option<(&'a Tensor, ScaleFormat)>) -> Gemm<'a> {
+    pub fn fused(self, epilogue: &'a Epilogue<'a>, d_scales: Option<(&'a Tensor, OutputFormat)>) -> Gemm<'a> {
         Gemm { epilogue: Some(epilogue), d_scales, ..self }
     }
 
