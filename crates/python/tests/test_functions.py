@@ -97,12 +97,24 @@ def groups_of_any_length():
 
 def operands(row, m=8, n=128, k=128, groups=2):
     """Operands of a function and what else it needs."""
-    dtype = {"fp8": E4M3, "bfloat16": BF16, "float16": np.float16}[row.dtype]
+    dtype = {"fp8": E4M3, "bfloat16": BF16, "float16": np.float16, "float32": np.float32}[row.dtype]
     if row.grouping == "k_grouped_contiguous":
+        # Rows of 16 bytes at least.
+        m = 2 * m if (row.dtype, row.layout) == ("fp8", "tn") else m
         d = np.zeros((groups, m, n), np.float32)
         numbers = {"ks_cpu": [k] * groups, "grouped_layout": np.full(groups, k, np.int32)}
         if row.dtype == "fp8":
             a, b = per_token(groups * m, k), per_token(groups * n, k, seed=1)
+            if "fp4" in row.name:
+                codes = [normals(groups * rows, k // 2).view(np.uint8)[:, : k // 2] for rows in (m, n)]
+                scales = [np.ones((rows, groups * k // 32), np.float32) for rows in (m, n)]
+                a, b = ((np.ascontiguousarray(x).ravel(), sf) for x, sf in zip(codes, scales))
+                return {"a": a, "b": b, "d": d, **numbers}
+            if row.layout == "tn":
+                flat = [np.ascontiguousarray(x[0].reshape(groups, -1, k).swapaxes(1, 2)) for x in (a, b)]
+                scales = [x[1].reshape(groups, -1) for x in (a, b)]
+                a, b = ((x.reshape(groups * k, -1), sf) for x, sf in zip(flat, scales))
+                return {"a": a, "b": b, "d": d, **numbers}
             scales = [x[1].reshape(groups, -1).T.copy() for x in (a, b)]
             return {"a": (a[0].ravel(), scales[0]), "b": (b[0].ravel(), scales[1]), "d": d, **numbers}
         a, b = (normals(groups * k, size, seed=size).astype(dtype) for size in (m, n))
