@@ -34,7 +34,7 @@ class Function:
     """A function: operand type, layout and grouping make its kernels, arguments and text its face."""
 
     name: str
-    #: The type of A and B: ``fp8`` (or FP4), ``bfloat16``, ``float16`` or ``float32``; None for cuBLASLt, which takes all.
+    #: The type of A and B: ``fp8`` (or FP4), ``bfloat16``, ``float16`` or ``float32``; None for cuBLASLt: it takes all.
     dtype: Optional[str]
     layout: str
     #: ``dense``, or a key of ``FIELDS``.
