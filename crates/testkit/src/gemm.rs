@@ -132,6 +132,14 @@ impl Gemm {
             self.last.clone_from(options);
         }
         let case = &self.data.case;
+        let told;
+        let options = match plan::told_scale_blocks(case) {
+            Some(scale_blocks) if options.scale_blocks == [None; 2] => {
+                told = GemmOptions { scale_blocks, ..options.clone() };
+                &told
+            }
+            _ => options,
+        };
         let addend = match (&self.c, case.addend) {
             (Some(c), _) => Addend::From(c),
             (None, AddendKind::Inplace) => Addend::InPlace,
@@ -187,9 +195,6 @@ impl Gemm {
                             GemmLayout::Tn => k_grouped_fp8_gemm_tn_contiguous,
                             _ => k_grouped_fp8_gemm_nt_contiguous,
                         };
-                        // Where a row has one scale of each group, its number does not say what it is of.
-                        let scale_blocks = [Some(plan::scale_block(case)); 2];
-                        let options = &GemmOptions { scale_blocks, ..options.clone() };
                         function((a, sfa), (b, sfb), addend, d, ks, None, options)
                     }
                     None => k_grouped_half_gemm(layout, a, b, addend, d, ks, None, options),

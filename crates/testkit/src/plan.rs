@@ -158,6 +158,14 @@ pub fn scale_block(case: &GemmCase) -> ScaleBlock {
     }
 }
 
+/// What calls say about scales that are codes: how many of them there are does not tell what a short K has.
+pub(crate) fn told_scale_blocks(case: &GemmCase) -> Option<[Option<ScaleBlock>; 2]> {
+    let codes = [DType::U8, DType::I32].contains(&case.types.scale_type);
+    let blocks = case.types.scale_blocks.filter(|_| codes)?;
+    let block = |[_, k]: [usize; 2]| Some(if k == 32 { ScaleBlock::Of32 } else { ScaleBlock::Of128 });
+    Some(blocks.map(block))
+}
+
 /// The operands whose scales a kernel's tensor core applies.
 fn block_scaled_types(kind: OperandKind) -> OperandTypes {
     let types = match kind.scale_block {

@@ -1,7 +1,7 @@
 //! Checks of every kernel, forced: every launch, with shapes, groups, types and epilogues of all kinds.
 
 use oxigemm::plan::{self, GemmConfig};
-use oxigemm::{DType, GemmOptions};
+use oxigemm::{Addend, DType, Device, GemmOptions, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
@@ -29,6 +29,8 @@ pub fn checks(setup: &Setup) -> Vec<Check> {
     // Every one of them is tried as a test of the library too.
     let few = setup.is_thrifty();
     let check = |(i, (config, check)): (usize, (GemmKernel, KernelCheck))| {
+        let plain_nvfp4 = operands_of(&config).0.is_nvfp4() && config.fusion() == Fusion::None;
+        let check = if plain_nvfp4 { without_factor } else { check };
         let run = move |setup: &Setup| check(setup, config);
         let check = Check::with_kernels(format!("kernel {}", config.name()), run);
         Check { long: few && i % 5 != 0, ..check }
@@ -261,6 +263,40 @@ fn fused_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Fai
         }
     }
     gemms(setup, cases)
+}
+
+/// NVFP4 whose tensors have no scales, compared with the CPU: a factor takes a fused epilogue.
+fn without_factor(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
+    let ((types, layout), [m, n]) = (operands_of(&config), config.tile().map(|x| x as usize));
+    let dense = GemmCase::dense(types, layout, [m + 3, n + 8, 640]);
+    let grouped = m_grouped(types, GroupLayout::Ends, &[m + 3, 0, 1], [n + 8, 640], 0);
+    let case = GemmCase { d_type: DType::F32, ..if config.is_m_grouped() { grouped } else { dense } };
+    let run = |device: &Device, options: &GemmOptions| -> Result<Vec<f32>, Failure> {
+        let mut gemm = case.on(device)?;
+        let mut d = gemm.d.clone();
+        let Some([sfa, sfb]) = &gemm.scales else { return Err("NVFP4 has scales".into()) };
+        let (a, b) = ((&gemm.a, sfa), (&gemm.b, sfb));
+        match gemm.row_groups() {
+            Some(groups) => m_grouped_nvfp4_gemm_nt(a, b, &mut d, groups, [1.0; 2], options)?,
+            None => nvfp4_gemm_nt(a, b, Addend::None, &mut d, [1.0; 2], options)?,
+        }
+        device.synchronize()?;
+        gemm.d = d;
+        let groups = 0..gemm.data.groups.len();
+        Ok(groups.map(|group| gemm.result(group)).collect::<Result<Vec<_>, _>>()?.concat())
+    };
+    let expected = run(&Device::Cpu, &GemmOptions::default())?;
+    let mut count = 0;
+    for choice in setup.thinned(some_launches(config)) {
+        let found = run(&setup.device, &by(choice))?;
+        let norm =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let error =
+            norm(&mut found.iter().zip(&expected).map(|(x, y)| x - y)) / norm(&mut expected.iter().copied());
+        ensure(error < 1e-5, || format!("{case} by {}: off by {error:e}", plan::name(&choice)))?;
+        count += 1;
+    }
+    Ok(format!("{count} launches, as on the CPU"))
 }
 
 /// Operands of e5m2 in every kernel that takes them, and shared scales in every other FP8 kernel.
