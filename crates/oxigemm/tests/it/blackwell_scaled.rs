@@ -15,7 +15,7 @@ use oxigemm_kernels::gemm::{ElementType, GemmKernel, ScaleType};
 use oxigemm_testkit::plan::operands_of;
 use oxigemm_testkit::{Effort, GemmCase, MGroups};
 
-fn blackwell() -> (Device, Sim) {
+pub(crate) fn blackwell() -> (Device, Sim) {
     let device: Device = "sim:sm_100a".parse().expect("a device");
     let sim = device.as_sim().expect("a simulated one").clone();
     (device, sim)
@@ -62,7 +62,7 @@ fn operand(
 }
 
 /// A product in FP32, by a configuration where one is given.
-fn product(
+pub(crate) fn product(
     kind: OperandKind,
     [m, n, k]: [usize; 3],
     device: &Device,
@@ -87,7 +87,7 @@ fn product(
 }
 
 /// The error of a product that is rounded to FP32 once for each K step of an instruction.
-fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let (error, size) = found.iter().zip(expected).fold((0.0, 0.0), |(error, size), (x, y)| {
         (error + square(f64::from(*x) - f64::from(*y)), size + square(f64::from(*y)))

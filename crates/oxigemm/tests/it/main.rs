@@ -7,6 +7,7 @@ mod blackwell_exact;
 mod blackwell_gemm;
 mod blackwell_k_grouped;
 mod blackwell_scaled;
+mod blackwell_tiles;
 mod check;
 mod check_grouped;
 mod check_quantize;
