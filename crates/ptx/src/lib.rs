@@ -41,6 +41,7 @@ pub mod convert;
 mod descriptor;
 mod error;
 mod kernel;
+pub mod launch_control;
 pub mod ldmatrix;
 pub mod mbarrier;
 pub mod memory;

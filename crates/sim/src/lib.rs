@@ -110,6 +110,7 @@ mod rng;
 mod schedule;
 mod target;
 mod text;
+mod traffic;
 mod units;
 
 pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Position};
@@ -122,6 +123,7 @@ pub use oxigemm_threads::Interrupt;
 pub use record::{Deed, Step, Store, Way, Work};
 pub use report::{Report, TraceEvent, TraceUnit};
 pub use target::{Features, Target};
+pub use traffic::Traffic;
 pub use units::tensormap::{
     Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
 };

@@ -2,6 +2,7 @@
 
 use crate::error::{Fault, Place};
 use crate::record::Step;
+use crate::traffic::Traffic;
 
 /// What a run did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub struct Report {
     pub macs: u64,
     /// Asynchronous copies (one per receiver of a multicast).
     pub copies: u64,
+    /// Bytes moved, by path.
+    pub traffic: Traffic,
     /// CTAs run.
     pub ctas: u64,
     /// CTAs that never ran, as a running cluster has taken them over (`clusterlaunchcontrol`).

@@ -111,7 +111,8 @@ impl GemmConfig {
         let one = self.launch(shape.group(), concurrent);
         let [tile_m, tile_n] = self.cluster_tile(1);
         let tiles = shape.m.div_ceil(tile_m) * shape.n.div_ceil(tile_n);
-        let clusters = concurrent.min(tiles.saturating_mul(shape.groups)).max(1);
+        let tiles = tiles.saturating_mul(shape.groups);
+        let clusters = if self.covers_d() { tiles } else { concurrent.min(tiles) }.max(1);
         Some(Launch {
             grid: [clusters * one.cluster, 1],
             shared_bytes: self.grouped_shared_bytes(shape.groups),

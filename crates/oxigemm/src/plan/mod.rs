@@ -47,6 +47,7 @@ pub use cost::Cost;
 pub use k_order::{KOrder, Traversal};
 pub use name::{name, operands_name, parse};
 pub use oxigemm_kernels::gemm::{GemmConfig, GemmShape, KGroupedShape, Launch, MGroupedShape, OperandKind};
+pub use sm100::TileWork;
 
 pub use crate::device::Limits;
 use crate::error::{Error, Result};
@@ -205,8 +206,7 @@ impl PlanRequest {
         if !self.is_for(&config.kernel) || !config.is_valid() {
             return false;
         }
-        let [x, y] = match config.is_split_k() {
-            // The grid covers D, and cannot be held back to some SMs.
+        let [x, y] = match config.covers_d() {
             true => self.launch(config, 1).grid,
             false => [config.cluster_blocks(), 1],
         };

@@ -50,7 +50,7 @@ pub(crate) fn operand(
 }
 
 /// A product in FP32, by a configuration where one is given.
-fn product(
+pub(crate) fn product(
     kind: OperandKind,
     [m, n, k]: [usize; 3],
     device: &Device,
@@ -73,7 +73,7 @@ fn product(
 }
 
 /// The error of a product that is rounded to FP32 once for each K step of an instruction.
-fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let (error, size) = found.iter().zip(expected).fold((0.0, 0.0), |(error, size), (x, y)| {
         (error + square(f64::from(*x) - f64::from(*y)), size + square(f64::from(*y)))

@@ -10,6 +10,7 @@ mod blackwell_logits;
 mod blackwell_operands;
 mod blackwell_outputs;
 mod blackwell_scaled;
+mod blackwell_tiles;
 mod check;
 mod check_grouped;
 mod check_quantize;

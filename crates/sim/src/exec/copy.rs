@@ -173,6 +173,11 @@ pub(super) fn send(warp: &Warp, cx: &mut Cx<'_>, pc: u32, load: Load<'_>) -> Res
             Source::Tensor(part) => cx.shadow_global_async(event, None, part.ranges(), false)?,
         }
     }
+    cx.report.traffic.read += u64::from(match source {
+        Source::Tensor(part) => part.counted(),
+        Source::Global(..) => bytes,
+        Source::Shared(..) => 0,
+    });
     for &cta in ranks {
         let mbar = (report.of(cta), mbar);
         let kind = Kind::Load { source: source.clone(), cta, offset, bytes, mbar, reduce };

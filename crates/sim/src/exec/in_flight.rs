@@ -70,6 +70,7 @@ impl Cx<'_> {
                 Target::Tensor(part, _) => part.map.swizzle,
                 Target::Global(..) | Target::Masked(..) => Swizzle::None,
             };
+            self.report.traffic.stored += u64::from(bytes);
             let mut taken = vec![0; bytes as usize];
             for (from, at, len) in tma::pieces(swizzle, false, offset, bytes) {
                 let piece = self.shared_bytes(cta, from, len).map_err(|f| self.locate(f, warp, pc))?;
@@ -131,6 +132,9 @@ impl Cx<'_> {
                     }
                     Source::Shared(..) => bytes,
                 };
+                if !matches!(source, Source::Shared(..)) {
+                    self.report.traffic.loaded += u64::from(counted);
+                }
                 self.complete_tx(mbar, counted, (p.warp, p.pc))
             }
             Kind::Store { target, data, .. } => {

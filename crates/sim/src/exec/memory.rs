@@ -51,6 +51,9 @@ fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &MemoryOp, at: Issue) -> Result<Ne
     let mut access = Access::new(warp.index, pc, sem.strong);
     let total = *bytes as usize * dst.len();
     *cx.polls += u64::from(sem.strong.is_some());
+    if *space == Space::Global {
+        cx.report.traffic.global_loads += u64::from(active.count_ones()) * total as u64;
+    }
     for l in lanes(active) {
         let a = address(warp, addr, *space, l);
         check_alignment(a, total as u32)?;

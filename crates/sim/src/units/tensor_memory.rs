@@ -39,6 +39,11 @@ impl Area {
         let ones = if lanes >= 128 { u128::MAX } else { (1 << lanes) - 1 };
         Area { column, columns, lanes: ones << lane }
     }
+
+    /// Bytes of its words.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.columns) * u64::from(self.lanes.count_ones()) * 4
+    }
 }
 
 impl std::fmt::Display for Area {

@@ -3,10 +3,12 @@
 //! A cluster of `cluster_m` by `cluster_n` blocks (each 1 or 2) computes that many neighbouring tiles. In the static
 //! schedule, a cluster strides through the [raster order](order) by the number of clusters. Tiles of groups come from a
 //! table that every block lays out in shared memory ([`m_grouped`], [`k_grouped`]). Tiles of the last wave may be split
-//! along K ([`stream_k`]), or clusters take tiles from a counter as they finish ([`dynamic`]).
+//! along K ([`stream_k`]), or clusters take tiles from a counter as they finish ([`dynamic`]), or claim those of clusters that
+//! have not begun ([`launch_control`]).
 
 pub mod dynamic;
 pub mod k_grouped;
+pub(crate) mod launch_control;
 pub mod m_grouped;
 pub mod order;
 pub mod stream_k;
@@ -16,6 +18,7 @@ use crate::gemm::operand::gate_up::{Fusion, GateUpRows};
 use crate::gemm::params::{Params, PersistentTuning};
 use crate::gemm::scheduler::dynamic::{DynamicScheduler, NextTile};
 use crate::gemm::scheduler::k_grouped::KGroups;
+use crate::gemm::scheduler::launch_control::{LaunchControl, Reader};
 use crate::gemm::scheduler::m_grouped::{ClusterTiles, GroupTable, MGroupedParams, TileGroup};
 use crate::gemm::scheduler::order::{KernelTileOrder, Serpentine, TileOrder, streams_b};
 use crate::gemm::scheduler::stream_k::{StreamKParams, StreamKTiles};
@@ -61,6 +64,7 @@ pub(crate) struct TileScheduler<'k> {
     pub gate_up: Option<GateUpRows<'k>>,
     stream_k: Option<StreamKTiles<'k>>,
     dynamic: Option<DynamicScheduler<'k>>,
+    claims: Option<LaunchControl<'k>>,
     /// 1 where every other tile runs K backwards, else 0; in kernels with serpentine K.
     serpentine_k: Option<U32<'k>>,
 }
@@ -98,6 +102,7 @@ impl<'k> TileScheduler<'k> {
             gate_up: None,
             stream_k: None,
             dynamic: None,
+            claims: None,
             serpentine_k: None,
         }
     }
@@ -115,6 +120,28 @@ impl<'k> TileScheduler<'k> {
     /// The scheduler where clusters take tiles of groups as they finish.
     pub fn with_dynamic(self, dynamic: DynamicScheduler<'k>) -> Self {
         TileScheduler { dynamic: Some(dynamic), ..self }
+    }
+
+    /// The scheduler where clusters claim tiles.
+    pub fn with_claims(self, claims: Option<LaunchControl<'k>>) -> Self {
+        TileScheduler { claims, ..self }
+    }
+
+    /// The claims, where clusters claim tiles.
+    pub fn claims(&self) -> Option<LaunchControl<'k>> {
+        self.claims
+    }
+
+    /// The same for a role that reads claims so.
+    pub fn read_by(self, reader: Reader<'k>) -> Self {
+        TileScheduler { claims: self.claims.map(|claims| claims.read_by(reader)), ..self }
+    }
+
+    /// Claims tiles, where clusters do, for the other roles of the block: one thread, of the leader or not.
+    pub fn claim_tiles(&self, leads: Pred<'k>) {
+        if let Some(claims) = self.claims {
+            claims.claim(self.count(), leads);
+        }
     }
 
     /// The scheduler of a k-grouped kernel. The blocks of a cluster have tiles of one group.
@@ -176,6 +203,9 @@ impl<'k> TileScheduler<'k> {
         }
         if let Some(dynamic) = self.dynamic {
             return dynamic.for_each(self.count(), |index| body(TileIndex { index, pass: None }));
+        }
+        if let Some(claims) = self.claims {
+            return claims.for_each(self.count(), |index| body(TileIndex { index, pass: None }));
         }
         k.for_(k.cluster_index(), self.count(), k.grid_clusters(), |index| match self.passes {
             None => body(TileIndex { index, pass: None }),

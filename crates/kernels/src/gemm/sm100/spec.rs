@@ -72,6 +72,10 @@ impl KernelSpec for persistent::Config {
         self.grouping
     }
 
+    fn claims_tiles(&self) -> bool {
+        self.claims
+    }
+
     fn fusion(&self) -> Fusion {
         self.fusion
     }

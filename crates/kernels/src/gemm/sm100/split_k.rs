@@ -31,7 +31,7 @@ use crate::gemm::sm100::scales::{
 use crate::gemm::split_k::dsmem_reduce::SPLITS as CLUSTERS;
 use crate::gemm::split_k::{KSplit, SplitKTile, TileOutput};
 use oxigemm_ptx::tcgen05::{CtaGroup, Instruction, Kind, MatrixA, OutputType, Scales, TensorMemory};
-use oxigemm_ptx::tma::{LoadOptions, TensorMap};
+use oxigemm_ptx::tma::{Eviction, LoadOptions, TensorMap};
 use oxigemm_ptx::{BuildError, Kernel, MBarrier, Module, Shared, SharedLayout, Target, U32, Var};
 
 /// Numbers of K splits.
@@ -309,9 +309,11 @@ impl<'k> Block<'k, '_> {
         [b.at(b_bytes), b, b.at(b_bytes + a_bytes)]
     }
 
-    /// Producer: A and B.
+    /// Producer: A and B. What is read only once need not stay in the L2 cache.
     fn load_tiles(&self) {
         let (k, p, cfg) = (self.k, &self.params, self.cfg);
+        let stream = p.split_k_tuning().stream_b_once;
+        let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let ([a_tile, b_tile], b_part, [m, n]) = (cfg.tiles(), cfg.part_of_b(), self.tile);
         let cursor = self.pipe.writer();
         k.for_(self.k_split.blocks[0], self.k_split.blocks[1], 1, |block| {
@@ -320,15 +322,18 @@ impl<'k> Block<'k, '_> {
             let full = self.pipe.full(stage);
             full.arrive_expecting(a_tile.loaded_bytes() + b_tile.loaded_bytes());
             let ([a, b, _], (depth, slab)) = (self.stage(stage), self.depth(block));
-            let load = |map: &TensorMap<'k>, [x, y]: [U32<'k>; 2], to| {
+            let load = |map: &TensorMap<'k>, [x, y]: [U32<'k>; 2], to, options| {
                 let at: Vec<U32<'k>> = [x, y].into_iter().chain(slab).collect();
-                map.load(&at, to, full, LoadOptions::default());
+                map.load(&at, to, full, options);
             };
-            for part in 0..cfg.parts() {
-                let (row, to) = (n + p.output.columns * part, b.at(part * COLUMNS * LINE_BYTES));
-                b_part.boxes([row, depth], to).for_each(|(at, to)| load(&p.b, at, to));
-            }
-            a_tile.boxes([m, depth], a).for_each(|(at, to)| load(&p.a, at, to));
+            let load_b = |options| {
+                for part in 0..cfg.parts() {
+                    let (row, to) = (n + p.output.columns * part, b.at(part * COLUMNS * LINE_BYTES));
+                    b_part.boxes([row, depth], to).for_each(|(at, to)| load(&p.b, at, to, options));
+                }
+            };
+            k.if_else(stream.ne(0), || load_b(once), || load_b(LoadOptions::default()));
+            a_tile.boxes([m, depth], a).for_each(|(at, to)| load(&p.a, at, to, LoadOptions::default()));
             cursor.advance();
         });
         k.launch_dependents();

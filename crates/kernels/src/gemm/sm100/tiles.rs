@@ -1,7 +1,7 @@
 //! Tiles and stages of the Blackwell kernels: the closed set.
 //!
 //! A pair's tile has 256 rows, a single CTA's 128. Two accumulators and the scales of a stage share the 512 columns of
-//! tensor memory: tiles of operands with scales that have more than 192 columns have one accumulator.
+//! tensor memory; those of 256 columns overlap where there are scales.
 
 use super::{Kernel, persistent, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
@@ -30,18 +30,15 @@ const F16_K_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
 const TF32: &[Tile] = &[(256, true, 6), (128, false, 6)];
 
 /// Operands with scales: dense, and m-grouped.
-const SCALED: &[Tile] = &[(192, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
-const SCALED_M_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
+const SCALED: &[Tile] = &[(256, true, 5), (192, true, 5), (128, true, 6), (128, false, 5), (64, false, 6)];
+const SCALED_M_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
 /// The same, k-grouped: K-major, and as they lie in memory with K first, where a line of a tile is 128 rows.
-const SCALED_K_GROUPED: &[Tile] = &[(192, true, 5), (128, false, 5)];
-const SCALED_K_FIRST: &[Tile] = &[(256, true, 5), (128, false, 5)];
-/// FP8 with scales, dense, where a line of A's or B's tile is 128 rows: an M-major A, and an N-major B.
-const FP8_A_M_MAJOR: &[Tile] = &[(192, true, 5), (128, false, 5)];
-const FP8_B_N_MAJOR: &[Tile] = SCALED_K_FIRST;
-/// The same with e5m2, dense.
-const SCALED_E5M2: &[Tile] = &[(192, true, 5), (128, false, 5)];
-/// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator, and there is one only.
-const SCALED_FUSED: &[Tile] = &[(128, true, 6), (128, false, 5)];
+const SCALED_K_GROUPED: &[Tile] = &[(256, true, 5), (128, false, 5)];
+/// FP8 with scales, dense, where an operand is contiguous along M or N, and where one is e5m2.
+const FP8_LAYOUTS: &[Tile] = SCALED_K_GROUPED;
+const SCALED_E5M2: &[Tile] = SCALED_K_GROUPED;
+/// The same with a fused epilogue. With a gate, 128 columns of D take 256 of an accumulator.
+const SCALED_FUSED: &[Tile] = &[(256, true, 5), (128, true, 6), (128, false, 5)];
 const SCALED_GATED: &[Tile] = &[(256, true, 5)];
 
 /// Rows of A of split-K kernels: plain, of an M-major A, with a fused epilogue, and where a batch is summed.
@@ -95,8 +92,20 @@ fn persistent_kernels(
     tiles: &[Tile],
 ) -> impl Iterator<Item = Kernel> {
     tiles.iter().map(move |&(block_n, pair, stages)| {
-        Kernel::Persistent(persistent::Config { operands, block_n, pair, stages, grouping, fusion })
+        let claims = false;
+        Kernel::Persistent(persistent::Config { operands, block_n, pair, stages, grouping, fusion, claims })
     })
+}
+
+/// The same where clusters claim tiles: of groups along K, whose tiles take as long as the group has K. Other tiles all
+/// take as long as each other.
+fn claiming(kernel: Kernel) -> Option<Kernel> {
+    match kernel {
+        Kernel::Persistent(config) if config.grouping == Grouping::K && config.pair => {
+            Some(Kernel::Persistent(persistent::Config { claims: true, ..config }))
+        }
+        _ => None,
+    }
 }
 
 /// Kernels of 16-bit operands.
@@ -154,16 +163,21 @@ fn block_scaled(operands: OperandKind) -> impl Iterator<Item = Kernel> {
 /// K-major alone.
 fn fp8_layouts() -> impl Iterator<Item = Kernel> {
     let layouts = [
-        ([Major::K, Major::MN], FP8_B_N_MAJOR, SPLIT_K_FP8_N_MAJOR),
-        ([Major::MN, Major::MN], FP8_B_N_MAJOR, SPLIT_K_FP8_M_MAJOR),
-        ([Major::MN, Major::K], FP8_A_M_MAJOR, SPLIT_K_FP8_M_MAJOR),
+        ([Major::K, Major::MN], SPLIT_K_FP8_N_MAJOR),
+        ([Major::MN, Major::MN], SPLIT_K_FP8_M_MAJOR),
+        ([Major::MN, Major::K], SPLIT_K_FP8_M_MAJOR),
     ];
     let is_fp8 =
         |operands: &OperandKind| [operands.a, operands.b].map(|x| x.element) == [ElementType::E4m3; 2];
     scaled().filter(is_fp8).flat_map(move |operands| {
-        layouts.into_iter().flat_map(move |(majors, tiles, rows)| {
+        layouts.into_iter().flat_map(move |(majors, rows)| {
             let operands = operands.with_majors(majors);
-            persistent_kernels(operands, DENSE, tiles).chain(split_k(operands, Fusion::None, false, rows))
+            persistent_kernels(operands, DENSE, FP8_LAYOUTS).chain(split_k(
+                operands,
+                Fusion::None,
+                false,
+                rows,
+            ))
         })
     })
 }
@@ -196,15 +210,16 @@ fn k_grouped_scaled() -> impl Iterator<Item = Kernel> {
     let k_major = fp8.into_iter().chain([kind(E2m1, ScaleBlock::Of32)]);
     let k_major = k_major.flat_map(|kind| persistent_kernels(kind, K_GROUPED, SCALED_K_GROUPED));
     let k_first = fp8.into_iter().map(OperandKind::with_k_first);
-    k_major.chain(k_first.flat_map(|kind| persistent_kernels(kind, K_GROUPED, SCALED_K_FIRST)))
+    k_major.chain(k_first.flat_map(|kind| persistent_kernels(kind, K_GROUPED, SCALED_K_GROUPED)))
 }
 
 impl Kernel {
     /// Every kernel for Blackwell: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let scaled = scaled().flat_map(block_scaled).chain(k_grouped_scaled());
-        let dense = fp8_layouts().chain(e5m2()).chain(tf32());
-        Operands::all().flat_map(f16).chain(scaled).chain(dense)
+        let scaled = || scaled().flat_map(block_scaled).chain(k_grouped_scaled());
+        let kernels = || Operands::all().flat_map(f16).chain(scaled());
+        let layouts_and_types = fp8_layouts().chain(e5m2()).chain(tf32());
+        kernels().chain(layouts_and_types).chain(kernels().filter_map(claiming))
     }
 }
 

@@ -1,33 +1,25 @@
 //! Candidates and cost model for Blackwell.
 //!
-//! No constant is measured. Peak rates and memory are NVIDIA's figures of a B200; widths of paths are those of Hopper, and
-//! the start, the reduction of splits and the overlap of units are assumed. Times are in microseconds, speeds in bytes or
-//! operations per microsecond.
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | candidates, and the time of a configuration |
+//! | `machine.rs` | what a B200 is taken to be, with sources: no constant is measured |
+//! | `waves.rs` | how many tiles the busiest cluster has |
+//! | `work.rs` | [`TileWork`]: bytes of a tile by path, and cycles |
+//!
+//! Times are in microseconds.
 
+mod machine;
+mod waves;
+mod work;
+
+use oxigemm_kernels::gemm::sm100::Kernel;
 use oxigemm_kernels::gemm::{GemmKernel, OperandKind};
 
 use super::{Cost, GemmConfig, GemmShape, Limits, PlanRequest, PlanShape};
-
-/// Multiply-adds of one SM in a cycle, for elements of 8 bits: 4.5 petaFLOPS of dense FP8 (B200 datasheet) by 148 SMs at
-/// 1.85 GHz. Elements of 4 bits have twice as many, of 16 bits half, and TF32 a quarter.
-const MACS_PER_CYCLE: f64 = 8192.0;
-/// Clock of the SMs under load.
-const CYCLES: f64 = 1850.0;
-/// Memory: 8 TB/s by the datasheet, of which copies reach about 90% on Hopper.
-const MEMORY: f64 = 7.2e6;
-/// L2 cache, read by all SMs: 64 bytes in a cycle for each, as on Hopper.
-const L2: f64 = 148.0 * 64.0 * CYCLES;
-/// From the L2 cache into one SM.
-const FEED: f64 = 64.0 * CYCLES;
-/// From tensor memory to D, by the four epilogue warps of an SM: 32 bytes of FP32 a cycle for each.
-const OUTPUT: f64 = 128.0 * CYCLES;
-/// From the launch to the first MMA, and from the last one to the end: assumed.
-const START: f64 = 4.0;
-/// How far units overlap: see [`Cost::overlapped`](super::cost::Cost).
-const SHARPNESS: f64 = 4.0;
-
-/// Exchange of the K splits of a cluster through distributed shared memory: about what it takes on an H200.
-const REDUCTION: f64 = 1.5;
+use machine::{CYCLES, HANDOVER, L2, MEMORY, REDUCTION, SHARPNESS, START};
+use waves::Waves;
+pub use work::TileWork;
 
 /// Every configuration of a kernel that is made for the request; of split-K kernels, with as many stages as fit and as K
 /// has blocks for.
@@ -58,6 +50,9 @@ pub(super) fn candidates(request: &PlanRequest, limits: &Limits) -> Vec<GemmConf
 }
 
 /// The estimated time of a configuration: waves of clusters, each as long as its busiest unit.
+///
+/// Operands pass the L2 cache, the port of an SM and its shared memory one behind another, so the slowest of the three
+/// counts, and not each.
 pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limits) -> Cost {
     let (shape, groups) = match request.shape {
         PlanShape::Batched(shape) | PlanShape::MGrouped(shape) => {
@@ -66,30 +61,36 @@ pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limi
         PlanShape::KGrouped(shape) => (shape.group(), shape.groups),
         _ => (request.shape.gemm(request.operands), 1),
     };
-    let ([tile_m, tile_n], [block_m, block_n]) = (config.cluster_tile(1), config.tile());
+    let [tile_m, tile_n] = config.cluster_tile(1);
     let tiles = u64::from(shape.m.div_ceil(tile_m)) * u64::from(shape.n.div_ceil(tile_n)) * u64::from(groups);
     let clusters = u64::from(limits.clusters(config.cluster_blocks()));
-    let waves = tiles.div_ceil(clusters.max(1)) as f64;
+    let k_groups = if matches!(request.shape, PlanShape::KGrouped(_)) { f64::from(groups) } else { 1.0 };
+    let waves = Waves { tiles: tiles as f64, clusters: clusters.max(1) as f64, k_groups }.of(config);
     let blocks = config.k_blocks(shape.k).div_ceil(config.split_k);
-    let k = f64::from(blocks) * f64::from(request.operands.block_k());
-    let [m, n] = [block_m, block_n].map(f64::from);
-    let [bits_a, bits_b] = bits(request.operands);
-    // A CTA of a pair loads its own rows of A, and half of the rows of B.
-    let loaded = k * (m * bits_a + n / f64::from(config.cluster[0]) * bits_b) / 8.0;
+    let work = TileWork::new(config, blocks * request.operands.block_k());
     let accumulators = f64::from(config.kernel.fusion().accumulators());
     let parts = tiles as f64 * f64::from(config.cluster_blocks());
-    let cost = Cost {
-        tensor: waves * m * n * k / (MACS_PER_CYCLE * 8.0 / bits_a.max(bits_b) * CYCLES),
+    let units = Cost {
+        tensor: waves * (work.tensor() + handover(config)) / CYCLES,
         memory: memory_bytes(request.operands, shape, accumulators) * f64::from(groups) / MEMORY,
-        l2: parts * loaded / L2,
-        feed: waves * loaded / FEED,
+        l2: parts * work.from_l2() / (L2 * CYCLES),
+        feed: waves * work.port().max(work.shared()) / CYCLES,
         // The last tile's; those of others overlap the MMAs of the next.
-        output: 4.0 * m * n / OUTPUT,
+        output: work.output() / CYCLES,
         start: START,
         us: 0.0,
-    }
-    .overlapped(SHARPNESS);
+    };
+    let slowest = Cost { l2: 0.0, feed: units.feed.max(units.l2), ..units }.overlapped(SHARPNESS);
+    let cost = Cost { us: slowest.us, ..units };
     if config.split_k > 1 { cost.later(REDUCTION) } else { cost }
+}
+
+/// Cycles of a tile in which the tensor core waits for columns that it shares with the tile before.
+fn handover(config: &GemmConfig) -> f64 {
+    match config.kernel {
+        GemmKernel::Sm100(Kernel::Persistent(kernel)) if kernel.shared_columns() > 0 => HANDOVER,
+        _ => 0.0,
+    }
 }
 
 fn bits(operands: OperandKind) -> [f64; 2] {

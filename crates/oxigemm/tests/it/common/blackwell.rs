@@ -28,7 +28,7 @@ pub fn config_of(kernel: &GemmKernel, nth: usize) -> GemmConfig {
 
 /// Options of a run by a configuration: persistent kernels have more tiles than CTAs.
 pub fn options_of(config: GemmConfig) -> GemmOptions {
-    let num_sms = (!config.is_split_k()).then_some(2);
+    let num_sms = (!config.covers_d()).then_some(2);
     GemmOptions { config: Some(config), num_sms, ..Default::default() }
 }
 

@@ -62,6 +62,10 @@ pub(super) fn perform(
     let from = source(descriptor)?;
     let rows = shape.rows;
     for cta in ranks(ctas) {
+        let pieces = u64::from(rows.pieces());
+        let lanes = (0..rows.rows()).flat_map(|row| rows.lanes(row)).count() as u64;
+        cx.report.traffic.operands += u64::from(rows.rows()) * pieces * u64::from(piece_bytes(shape));
+        cx.report.traffic.tensor_copies += lanes * pieces * 16;
         for (row, piece) in (0..rows.rows()).flat_map(|row| (0..rows.pieces()).map(move |p| (row, p))) {
             let bytes = cx.shared_bytes(cta, from.k_major(row, piece), piece_bytes(shape))?;
             let mut data = [0u8; 16];

@@ -255,7 +255,23 @@ fn multiply(cx: &mut Cx<'_>, work: &MmaWork, ctas: u32, buffers: &mut MmaBuffers
         memory.mark(&work.area_d(half));
     }
     cx.report.macs += u64::from(i.m) * u64::from(i.n) * u64::from(i.k);
+    count(cx, work, ctas);
     Ok(())
+}
+
+/// Counts what an MMA reads and writes.
+fn count(cx: &mut Cx<'_>, work: &MmaWork, ctas: u32) {
+    let bytes = |operand: SharedOperand| operand.ranges().map(|(_, len)| u64::from(len)).sum::<u64>();
+    let a = match work.a {
+        SourceA::Shared(descriptor) => bytes(shared_a(work, descriptor)),
+        SourceA::Tensor(_) => 0,
+    };
+    let b = bytes(shared_b(work));
+    let d: u64 = ranks(ctas).enumerate().map(|(half, _)| work.area_d(half).bytes()).sum();
+    let traffic = &mut cx.report.traffic;
+    traffic.operands += u64::from(ctas.count_ones()) * (a + b);
+    traffic.accumulators_written += d;
+    traffic.accumulators_read += if work.accumulate.is_some() { d } else { 0 };
 }
 
 /// Operands in tensor memory must have been written.

@@ -82,6 +82,7 @@ pub(super) fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &TensorLoad, pc: u32) -
     let (at, areas) = reach(warp, cx, &op.addr, op.shape, registers.len(), op.packed)?;
     let result = op.reduce.as_ref().map(|r| r.dst.0[0]);
     record(warp, cx, &areas, false, pc)?;
+    cx.report.traffic.tensor_loads += areas.iter().map(Area::bytes).sum::<u64>();
     let Some(memory) = cx.cluster.ctas[warp.env.rank as usize].tensor.as_deref() else { return Ok(()) };
     let mut totals = [0u64; 32];
     let mut total_known = u32::MAX;

@@ -1,7 +1,7 @@
-//! Configuration of the persistent kernel, its shared-memory map and its tensor-memory map.
+//! Configuration of the persistent kernel and its shared-memory map.
 
+use super::EPILOGUE_WARPS;
 use crate::common::pipeline::Pipeline;
-use crate::gemm::TensorMemoryPart;
 use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::epilogue::PANEL_BYTES;
 use crate::gemm::kind::{ElementType, OperandKind};
@@ -9,10 +9,11 @@ use crate::gemm::operand::f16::Major;
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::k_grouped::PITCH_UNIT;
+use crate::gemm::scheduler::launch_control::LaunchControl;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::sm100::operand::{OperandTile, layout_name, mma_kind, operands_name, scale_words};
-use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS, GROUP_ROWS};
-use oxigemm_ptx::tcgen05::{CtaGroup, Instruction, Kind, OutputType, TensorMemory};
+use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_ROWS};
+use oxigemm_ptx::tcgen05::{CtaGroup, Instruction, Kind, OutputType};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};
 
 /// Rows of a CTA's tile: the lanes of tensor memory.
@@ -41,6 +42,8 @@ pub struct Config {
     pub grouping: Grouping,
     /// Fused epilogue.
     pub fusion: Fusion,
+    /// Whether clusters claim tiles as they go, and do not stride through them.
+    pub claims: bool,
 }
 
 impl Config {
@@ -53,8 +56,11 @@ impl Config {
             Grouping::K => "k_grouped_",
         };
         let (fused, layout) = (self.fusion.name(), layout_name(operands));
+        let claims = if self.claims { "clc_" } else { "" };
         let (operands, rows) = (operands_name(operands), BLOCK_M * self.ctas());
-        format!("sm100_{operands}_gemm_persistent_{fused}{grouped}{layout}_{rows}x{block_n}_s{stages}")
+        format!(
+            "sm100_{operands}_gemm_persistent_{claims}{fused}{grouped}{layout}_{rows}x{block_n}_s{stages}"
+        )
     }
 
     /// CTAs that share an MMA.
@@ -120,6 +126,13 @@ impl Config {
         self.fusion != Fusion::None
     }
 
+    /// Roles that read responses to claims, in all CTAs that share the MMA: in each the producer, the scale producer and
+    /// the epilogue warps, and in one the MMA thread.
+    pub(super) fn claim_readers(&self) -> u32 {
+        let scales = if self.scale_words() > 0 { 1 } else { 0 };
+        self.ctas() * (1 + scales + EPILOGUE_WARPS) + 1
+    }
+
     /// What the tile scheduler has to know.
     pub(super) fn persistent(&self) -> PersistentShape {
         PersistentShape {
@@ -149,41 +162,6 @@ impl Config {
         if self.operands.a.element == ElementType::E2m1 { 2 } else { 1 }
     }
 
-    /// Accumulators in tensor memory. With two, the MMAs of a tile overlap the epilogue of the one before.
-    pub fn accumulators(&self) -> u32 {
-        if 2 * self.block_n + self.columns_of_scales() <= TensorMemory::COLUMNS { 2 } else { 1 }
-    }
-
-    fn columns_of_scales(&self) -> u32 {
-        self.scaled_groups().iter().sum::<u32>() * self.scale_words() * GROUP_COLUMNS
-    }
-
-    /// The first column of the scales in tensor memory, behind the accumulators.
-    pub(super) fn scales_column(&self) -> u32 {
-        self.accumulators() * self.block_n
-    }
-
-    /// Columns of tensor memory that the kernel uses.
-    pub fn used_columns(&self) -> u32 {
-        self.scales_column() + self.columns_of_scales()
-    }
-
-    /// Columns of tensor memory that the kernel allocates.
-    pub fn allocated_columns(&self) -> u32 {
-        self.used_columns().next_power_of_two().clamp(32, TensorMemory::COLUMNS)
-    }
-
-    /// What lies in tensor memory, in the order of its columns.
-    pub fn tensor_memory(&self) -> Vec<TensorMemoryPart> {
-        let [of_a, of_b] = self.scaled_groups().map(|groups| groups * self.scale_words() * GROUP_COLUMNS);
-        let part = |name, columns| TensorMemoryPart { name, columns };
-        let accumulators = ["accumulator 0", "accumulator 1"].into_iter().take(self.accumulators() as usize);
-        let scales = [part("scales of A", of_a), part("scales of B", of_b)];
-        let free = part("free", self.allocated_columns() - self.used_columns());
-        let parts = accumulators.map(|name| part(name, self.block_n)).chain(scales).chain([free]);
-        parts.filter(|part| part.columns > 0).collect()
-    }
-
     /// Builds the kernel.
     pub fn build(&self) -> Result<Module, BuildError> {
         super::build(self)
@@ -201,6 +179,9 @@ pub(super) struct SharedMap {
     pub accumulator_barriers: u32,
     /// Address of the allocated tensor memory.
     pub allocation: u32,
+    /// Responses to claims, and their barriers.
+    pub responses: u32,
+    pub response_barriers: u32,
     /// K-grouped: tensor maps that are being made.
     pub map_drafts: u32,
     pub groups: u32,
@@ -215,8 +196,12 @@ impl SharedMap {
         let staging = layout.place(PANELS * BUFFERS * PANEL_BYTES, 1024);
         let scales = layout.place(cfg.stages * cfg.scale_bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
-        let accumulator_barriers = layout.place(Pipeline::barrier_bytes(cfg.accumulators()), 8);
+        let accumulator_barriers = layout.place(Pipeline::barrier_bytes(cfg.accumulator_barriers()), 8);
         let allocation = layout.place(8, 8);
+        let [response_bytes, response_barrier_bytes] =
+            if cfg.claims { [LaunchControl::BYTES, LaunchControl::BARRIER_BYTES] } else { [0; 2] };
+        let responses = layout.place(response_bytes, if cfg.claims { 16 } else { 1 });
+        let response_barriers = layout.place(response_barrier_bytes, if cfg.claims { 8 } else { 1 });
         let draft_bytes = if cfg.grouping == Grouping::K { DynamicTensorMaps::DRAFT_BYTES } else { 0 };
         let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let bytes = layout.bytes();
@@ -228,6 +213,8 @@ impl SharedMap {
             barriers,
             accumulator_barriers,
             allocation,
+            responses,
+            response_barriers,
             map_drafts,
             groups: bytes,
             bytes,
@@ -243,7 +230,15 @@ impl SharedMap {
         if cfg.scale_bytes() > 0 {
             k.name_shared("scales", self.scales, cfg.scale_bytes(), cfg.stages);
         }
+        if cfg.claims {
+            LaunchControl::name(k, self.responses, self.response_barriers);
+        }
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
-        Pipeline::name_barriers(k, ["computed", "written"], self.accumulator_barriers, cfg.accumulators());
+        Pipeline::name_barriers(
+            k,
+            ["computed", "written"],
+            self.accumulator_barriers,
+            cfg.accumulator_barriers(),
+        );
     }
 }

@@ -5,6 +5,7 @@
 //! store its own rows.
 
 use super::config::BUFFERS;
+use super::tensor_memory::Accumulator;
 use super::{Block, EPILOGUE_WARP};
 use crate::gemm::epilogue::BlockOutput;
 use crate::gemm::epilogue::block_output::BlockRows;
@@ -13,20 +14,23 @@ use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, FusedAccumula
 use crate::gemm::epilogue::{
     OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput,
 };
+use crate::gemm::scheduler::launch_control::Reader;
 use crate::gemm::scheduler::m_grouped::TileGroup;
 use crate::gemm::scheduler::tile::TileInfo;
 use oxigemm_ptx::tcgen05::TensorMemory;
-use oxigemm_ptx::{F32, Ptr, Shared, U32, Var};
+use oxigemm_ptx::{F32, MBarrier, Ptr, Shared, U32, Var};
 
 /// Rows of an epilogue warp: TMA stores so many at a time.
 pub(in crate::gemm::sm100) const ROWS: u32 = 32;
 /// Columns of D that a warp writes at a time where D is not quantized: those of a panel.
-const COLUMNS: u32 = 64;
+pub(super) const COLUMNS: u32 = 64;
 
 /// A warp's part of a tile.
 struct Part<'k> {
     /// The accumulators of its rows.
-    accumulator: TensorMemory<'k>,
+    accumulator: Accumulator<'k>,
+    /// Ends a phase when they are read.
+    read: MBarrier<'k>,
     /// The first row of the 64 that its rows belong to, and the tile's first column of D.
     first: [U32<'k>; 2],
     group: Option<TileGroup<'k>>,
@@ -44,12 +48,12 @@ impl<'k> Block<'k, '_> {
         let computed = self.accumulators.reader();
         // Which of the warp's staging buffers comes next.
         let buffer = k.var(0u32);
-        self.for_each_tile(|tile| {
+        self.for_each_tile(Reader::Warp(self.lane), |tile| {
             computed.wait_full();
             k.tcgen05_fence_after();
-            let stage = computed.stage();
-            let accumulator = memory.column(stage * cfg.block_n).lane(quarter * ROWS);
-            let part = self.part(&tile, accumulator, quarter);
+            let accumulator = self.accumulator(memory.lane(quarter * ROWS), &computed, 0);
+            let read = self.accumulators.empty(computed.stage());
+            let part = self.part(&tile, (accumulator, read), quarter);
             match &part.epilogue {
                 None => self.write_rounded(&part, quarter, buffer),
                 Some(epilogue) => k.if_else(
@@ -58,16 +62,29 @@ impl<'k> Block<'k, '_> {
                     || self.write_rounded(&part, quarter, buffer),
                 ),
             }
-            k.tcgen05_fence_before();
-            k.sync_warp();
-            k.if_(self.lane.eq(0), || self.arrive_at_leader(self.accumulators.empty(stage)));
+            if !cfg.shares_columns() {
+                self.release(&part);
+            }
             computed.advance();
         });
         // TMA reads what is staged until then.
         k.bulk_wait_read(0);
     }
 
-    fn part(&self, tile: &TileInfo<'k>, accumulator: TensorMemory<'k>, quarter: U32<'k>) -> Part<'k> {
+    /// Tells the MMA role that this warp has read the accumulators.
+    fn release(&self, part: &Part<'k>) {
+        let k = self.k;
+        k.tcgen05_fence_before();
+        k.sync_warp();
+        k.if_(self.lane.eq(0), || self.arrive_at_leader(part.read));
+    }
+
+    fn part(
+        &self,
+        tile: &TileInfo<'k>,
+        (accumulator, read): (Accumulator<'k>, MBarrier<'k>),
+        quarter: U32<'k>,
+    ) -> Part<'k> {
         let (k, group) = (self.k, tile.group);
         let output = match (group, &self.m_groups) {
             (Some(group), Some(groups)) => self.output_of_group(&group, groups.d_slab),
@@ -79,7 +96,7 @@ impl<'k> Block<'k, '_> {
             _ => epilogue.anew(k),
         });
         let first = [tile.m + (quarter >> 1) * 64, tile.n];
-        Part { accumulator, first, group, slab, output, epilogue }
+        Part { accumulator, read, first, group, slab, output, epilogue }
     }
 
     /// Output parameters of a group, where slabs of D are so many elements apart.
@@ -112,7 +129,7 @@ impl<'k> Block<'k, '_> {
     /// then those of the ups.
     fn load(&self, part: &Part<'k>, half: U32<'k>, column: U32<'k>, columns: u32) -> Vec<Var<'k, f32>> {
         let k = self.k;
-        let rows = part.accumulator.lane(half * WARP_ROWS);
+        let rows = part.accumulator.memory.lane(half * WARP_ROWS);
         let parts = (0..self.cfg.fusion.accumulators()).map(|nth| nth * self.cfg.tile_columns());
         let words: Vec<U32<'k>> =
             parts.flat_map(|first| rows.column(column + first).load_fragment(columns)).collect();
@@ -142,7 +159,8 @@ impl<'k> Block<'k, '_> {
     fn write_rounded(&self, part: &Part<'k>, quarter: U32<'k>, buffer: Var<'k, u32>) {
         let (k, lane) = (self.k, self.lane);
         let plain = part.output.has(OutputFlags::PLAIN);
-        k.for_(0, self.cfg.tile_columns(), COLUMNS, |column| {
+        k.for_(0, self.cfg.tile_columns(), COLUMNS, |nth| {
+            let column = self.column_read(part.accumulator, nth, COLUMNS);
             let staging = self.next_buffer(quarter, buffer);
             let place = Panels { row: part.first[0], column: part.first[1] + column, staging };
             let rows = |half| WarpOutput {
@@ -153,6 +171,7 @@ impl<'k> Block<'k, '_> {
             };
             k.for_(0, 2, 1, |half| {
                 let accumulators = [self.load(part, half, column, COLUMNS)];
+                self.release_shared(nth.eq(0) & half.eq(1), || self.release(part));
                 let values = self.finish(part, place.column, &accumulators);
                 k.if_else(
                     plain,
@@ -178,13 +197,15 @@ impl<'k> Block<'k, '_> {
         buffer: Var<'k, u32>,
     ) {
         let (k, lane, output, format) = (self.k, self.lane, &part.output, params.block_output());
-        k.for_(0, self.cfg.tile_columns(), SCALED_COLUMNS, |column| {
+        k.for_(0, self.cfg.tile_columns(), SCALED_COLUMNS, |nth| {
+            let column = self.column_read(part.accumulator, nth, SCALED_COLUMNS);
             let staging = self.next_buffer(quarter, buffer);
             let place = Panels { row: part.first[0], column: part.first[1] + column, staging };
             let rows =
                 |half| QuantizedRows { k, params, output, warp: Self::virtual_warp(quarter, half), lane };
             k.for_(0, 2, 1, |half| {
                 let accumulators = [self.load(part, half, column, SCALED_COLUMNS)];
+                self.release_shared(nth.eq(0) & half.eq(1), || self.release(part));
                 let values = self.finish(part, place.column, &accumulators);
                 let values: Vec<F32<'k>> = values[0].iter().map(|value| value.live()).collect();
                 k.if_(format.eq(0), || rows(half).stage(&place, &values));

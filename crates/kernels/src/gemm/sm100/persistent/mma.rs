@@ -3,6 +3,7 @@
 use super::Block;
 use super::config::STEPS;
 use crate::gemm::scheduler::k_grouped::TileKGroup;
+use crate::gemm::scheduler::launch_control::Reader;
 use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS, copy_groups};
 use oxigemm_ptx::tcgen05::{MatrixA, Scales, TensorMemory};
 use oxigemm_ptx::{MBarrier, U32};
@@ -18,7 +19,7 @@ impl<'k> Block<'k, '_> {
                 false => accumulators.wait_empty(),
             }
             k.tcgen05_fence_after();
-            let accumulator = memory.column(accumulators.stage() * cfg.block_n);
+            let accumulator = self.accumulator(memory, &accumulators, 1).memory;
             k.for_(0, self.k_stages(group), 1, |block| {
                 match cfg.pair {
                     true => self.pipe.full(stages.stage()).wait_for_cluster(stages.parity()),
@@ -34,7 +35,7 @@ impl<'k> Block<'k, '_> {
         };
         match self.k_groups {
             None => self.scheduler.for_each_index(k, |_| multiply(None)),
-            Some(_) => self.for_each_tile(|tile| multiply(tile.k_group.as_ref())),
+            Some(_) => self.for_each_tile(Reader::Thread, |tile| multiply(tile.k_group.as_ref())),
         }
     }
 

@@ -4,6 +4,7 @@
 //! - producer (`producer.rs`): one thread loads A and B by TMA;
 //! - scale producer (`scales.rs`): a warp loads block scales and lays them out for the tensor core, where there are some;
 //! - MMA (`mma.rs`): one thread copies scales to tensor memory and multiplies all of K into one of two accumulators;
+//! - claims ([`launch_control`](crate::gemm::scheduler::launch_control)): one thread, where clusters claim tiles;
 //! - epilogue (`epilogue.rs`): four warps take the other accumulator to D, each its quarter of the lanes.
 //!
 //! In a pair, the even CTA's MMA thread multiplies for both: each CTA has its own 128 rows of A and of the accumulator,
@@ -18,6 +19,7 @@ mod epilogue;
 mod mma;
 mod producer;
 mod scales;
+mod tensor_memory;
 
 use crate::common::pipeline::Pipeline;
 use crate::gemm::epilogue::fusion::{EpilogueParams, GroupedEpilogueParams};
@@ -27,6 +29,7 @@ use crate::gemm::params::Params;
 use crate::gemm::persistent::PersistentParams;
 use crate::gemm::scheduler::TileScheduler;
 use crate::gemm::scheduler::k_grouped::{KGroups, TileKGroup};
+use crate::gemm::scheduler::launch_control::{LaunchControl, Reader};
 use crate::gemm::scheduler::m_grouped::MGroupedParams;
 use crate::gemm::scheduler::tile::TileInfo;
 use config::SharedMap;
@@ -41,6 +44,8 @@ const MMA_WARP: u32 = 1;
 const SCALE_WARP: u32 = 2;
 /// It allocates tensor memory and frees it.
 const ALLOCATION_WARP: u32 = 3;
+/// It claims tiles, where clusters do.
+const CLAIM_WARP: u32 = ALLOCATION_WARP;
 const EPILOGUE_WARP: u32 = 4;
 /// Epilogue warps: one for each quarter of the lanes of tensor memory.
 const EPILOGUE_WARPS: u32 = 4;
@@ -60,7 +65,7 @@ struct Block<'k, 'c> {
     /// Operand stages. An MMA empties a stage in both CTAs of a pair; the even one's is full when both have loaded.
     pipe: Pipeline<'k>,
     /// Accumulators in tensor memory, of the even CTA of a pair: full when they are computed, empty when both CTAs have
-    /// read them.
+    /// read them; where they share columns, when both have read those of the tile before.
     accumulators: Pipeline<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
@@ -85,7 +90,10 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     map.name(k, cfg);
 
     // Tile scheduler, pipelines and their barriers.
-    let scheduler = params.scheduler(k, &shape, shared.at(map.groups));
+    let claims = cfg.claims.then(|| {
+        LaunchControl::new(k, [map.responses, map.response_barriers].map(|at| shared.at(at)), cfg.pair)
+    });
+    let scheduler = params.scheduler(k, &shape, shared.at(map.groups)).with_claims(claims);
     let PersistentParams { gemm, m_groups, k_groups, epilogue, grouped_epilogue } = params;
     let rank = k.cluster_rank();
     let leader = if cfg.pair { rank & !1u32 } else { rank };
@@ -101,7 +109,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         shared,
         pipe: Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages),
         accumulators: {
-            let count = cfg.accumulators();
+            let count = cfg.accumulator_barriers();
             Pipeline::new(k, shared.at(map.accumulator_barriers), count, count)
         },
         warp: k.warp_index(),
@@ -121,6 +129,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         }),
     }
     block.one_thread(MMA_WARP, "mma", || k.if_(block.is_leader, || block.multiply_tiles(memory)));
+    if cfg.claims {
+        block.one_thread(CLAIM_WARP, "claims", || block.scheduler.claim_tiles(block.is_leader));
+    }
     if cfg.scale_words() > 0 {
         k.if_(block.warp.eq(SCALE_WARP), || k.role("scales", || block.load_scales()));
     }
@@ -142,6 +153,9 @@ impl<'k> Block<'k, '_> {
                 let scale_warps = if cfg.scale_words() > 0 { cfg.ctas() } else { 0 };
                 self.pipe.init(1 + scale_warps, 1);
                 self.accumulators.init(1, EPILOGUE_WARPS * cfg.ctas());
+                if let Some(claims) = self.scheduler.claims() {
+                    claims.init(cfg.claim_readers());
+                }
                 k.fence_barrier_init();
             });
             k.sync_warp();
@@ -196,9 +210,9 @@ impl<'k> Block<'k, '_> {
 
     /// Runs `body` with every tile of this CTA that is computed: not with those of a group without K whose D is left as it
     /// is.
-    fn for_each_tile(&self, body: impl FnOnce(TileInfo<'k>)) {
+    fn for_each_tile(&self, reader: Reader<'k>, body: impl FnOnce(TileInfo<'k>)) {
         let k = self.k;
-        self.scheduler.for_each_tile(k, |tile| match (tile.k_group, self.k_groups) {
+        self.scheduler.read_by(reader).for_each_tile(k, |tile| match (tile.k_group, self.k_groups) {
             (Some(group), Some(groups)) => {
                 k.if_(group.k.ne(0) | groups.params.keeps_empty.eq(0), || body(tile));
             }

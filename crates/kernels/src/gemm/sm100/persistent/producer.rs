@@ -6,6 +6,7 @@ use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::persistent::KRanges;
 use crate::gemm::scheduler::k_grouped::KGroups;
+use crate::gemm::scheduler::launch_control::Reader;
 use crate::gemm::scheduler::tile::TileInfo;
 use crate::gemm::sm100::operand::LINE_BYTES;
 use oxigemm_ptx::tma::{LoadOptions, TensorMap};
@@ -34,7 +35,7 @@ impl<'k> Block<'k, '_> {
         let drafts = self.shared.at(self.map.map_drafts);
         let maps = DynamicTensorMaps::claim(groups.params, self.maps(), drafts, self.lane);
         let block_k = self.cfg.operands.block_k();
-        self.for_each_tile(|tile| {
+        self.for_each_tile(Reader::Warp(self.lane), |tile| {
             let Some(group) = tile.k_group else { return };
             let load = |maps, stages: [U32<'k>; 2], first: U32<'k>| {
                 k.if_(k.elect(), || {

@@ -2,6 +2,7 @@
 
 use super::Block;
 use crate::gemm::scheduler::k_grouped::TileKGroup;
+use crate::gemm::scheduler::launch_control::Reader;
 use crate::gemm::scheduler::tile::TileView;
 use crate::gemm::sm100::scales::{BlockScales, GROUP_BYTES, LaneWords, store_words};
 use oxigemm_ptx::U32;
@@ -17,7 +18,7 @@ impl<'k> Block<'k, '_> {
         let cursor = self.pipe.writer();
         let each = 4 * cfg.scale_bytes() / GROUP_BYTES;
         let ahead = (MOST_WORDS / each).clamp(1, 4);
-        self.for_each_tile(|tile| {
+        self.for_each_tile(Reader::Warp(self.lane), |tile| {
             let stages = self.k_stages(tile.k_group.as_ref());
             let view = match tile.k_group {
                 // Scales of its group begin anywhere in a word.
