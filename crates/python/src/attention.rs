@@ -10,17 +10,19 @@ use crate::error::argument_error;
 
 /// The library's names for arguments, and Python's.
 const NAMES: &[(&str, &str)] = &[
+    ("q_scales", "q[1]"),
     ("kv_scales", "kv[1]"),
     ("starts", "cu_seq_len_k_start"),
     ("ends", "cu_seq_len_k_end"),
     ("schedule", "schedule_meta"),
 ];
 
-/// MQA logits. `kv` is `(keys, scales)`, `k_ranges` is `(starts, ends)`, `form` is "clean", "partial" or "compressed".
+/// MQA logits, of FP4 where `q_scales` is not None. `kv` is `(keys, scales)`, `k_ranges` is `(starts, ends)`, `form` is "clean", "partial" or "compressed".
 #[pyfunction]
 fn mqa_logits<'py>(
     py: Python<'py>,
     q: &Bound<'py, PyAny>,
+    q_scales: Option<Bound<'py, PyAny>>,
     kv: (Bound<'py, PyAny>, Bound<'py, PyAny>),
     weights: &Bound<'py, PyAny>,
     k_ranges: (Bound<'py, PyAny>, Bound<'py, PyAny>),
@@ -37,22 +39,30 @@ fn mqa_logits<'py>(
     };
     let mut call = Call::new(py, NAMES);
     let q = call.input("q", q)?;
+    let q_scales = q_scales.map(|scales| call.input("q[1]", &scales)).transpose()?;
     let (kv, kv_scales) = (call.input("kv", &kv.0)?, call.input("kv[1]", &kv.1)?);
     let weights = call.input("weights", weights)?;
     let starts = call.input("cu_seq_len_k_start", &k_ranges.0)?;
     let ends = call.input("cu_seq_len_k_end", &k_ranges.1)?;
     let logits = call.output("logits", logits)?;
     call.run(|x| {
-        let (kv, ranges) = ((x.get(kv), x.get(kv_scales)), [x.get(starts), x.get(ends)]);
-        oxigemm::fp8_mqa_logits(x.get(q), kv, x.get(weights), ranges, &mut x.output(logits), form, &x.options)
+        let (q, kv, ranges) = (x.get(q), (x.get(kv), x.get(kv_scales)), [x.get(starts), x.get(ends)]);
+        let (weights, logits) = (x.get(weights), &mut x.output(logits));
+        match q_scales {
+            None => oxigemm::fp8_mqa_logits(q, kv, weights, ranges, logits, form, &x.options),
+            Some(scales) => {
+                oxigemm::fp4_mqa_logits((q, x.get(scales)), kv, weights, ranges, logits, form, &x.options)
+            }
+        }
     })
 }
 
-/// Paged MQA logits. `paging` is `(context_lens, block_table, schedule_meta)`.
+/// Paged MQA logits, of FP4 where `q_scales` is not None. `paging` is `(context_lens, block_table, schedule_meta)`.
 #[pyfunction]
 fn paged_mqa_logits<'py>(
     py: Python<'py>,
     q: &Bound<'py, PyAny>,
+    q_scales: Option<Bound<'py, PyAny>>,
     kv_cache: &Bound<'py, PyAny>,
     weights: &Bound<'py, PyAny>,
     paging: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
@@ -63,8 +73,11 @@ fn paged_mqa_logits<'py>(
     let (context_lens, block_table, schedule_meta) = &paging;
     let mut call = Call::new(py, NAMES);
     let q = call.input("q", q)?;
+    let q_scales = q_scales.map(|scales| call.input("q[1]", &scales)).transpose()?;
     let kv_cache = call.input("kv_cache", kv_cache)?;
-    call.read_bytes_as(kv_cache, DType::E4m3);
+    if q_scales.is_none() {
+        call.read_bytes_as(kv_cache, DType::E4m3);
+    }
     let weights = call.input("weights", weights)?;
     let context_lens = call.input("context_lens", context_lens)?;
     let block_table = call.input("block_table", block_table)?;
@@ -72,16 +85,15 @@ fn paged_mqa_logits<'py>(
     let logits = call.output("logits", logits)?;
     call.run(|x| {
         let lists = [x.get(context_lens), x.get(block_table), x.get(schedule)];
-        let mut logits = x.output(logits);
-        oxigemm::fp8_paged_mqa_logits(
-            x.get(q),
-            x.get(kv_cache),
-            x.get(weights),
-            lists,
-            &mut logits,
-            clean,
-            &x.options,
-        )
+        let (q, cache, weights) = (x.get(q), x.get(kv_cache), x.get(weights));
+        let logits = &mut x.output(logits);
+        match q_scales {
+            None => oxigemm::fp8_paged_mqa_logits(q, cache, weights, lists, logits, clean, &x.options),
+            Some(scales) => {
+                let q = (q, x.get(scales));
+                oxigemm::fp4_paged_mqa_logits(q, cache, weights, lists, logits, clean, &x.options)
+            }
+        }
     })
 }
 

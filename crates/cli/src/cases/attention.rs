@@ -1,16 +1,20 @@
 //! Attention (MQA) logits: random operands, the call, and whether its result is right.
 
+mod rows;
 mod spec;
 
 use oxigemm::check::Logits;
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
-    DType, Device, GemmOptions, Tensor, fp8_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata,
-    random, reference,
+    DType, Device, GemmOptions, Tensor, fp4_mqa_logits, fp4_paged_mqa_logits, fp8_mqa_logits,
+    fp8_paged_mqa_logits, get_paged_mqa_logits_metadata, random, reference,
 };
+use oxigemm_kernels::attention::Format;
 
 use oxigemm_testkit::memory::dense;
 use oxigemm_testkit::{Failure, UNQUANTIZED_LIMIT, Verdict};
+use rows::{Queries, Rows};
+use spec::row_bytes;
 pub use spec::{PagedSpec, PrefillSpec, Ranges};
 
 /// The largest distance from the logits of the quantized operands, as the peer's tests have it.
@@ -27,61 +31,6 @@ const DISTINCT: usize = 1 << 16;
 /// Queries of a large case that are looked at, and keys of each.
 const SAMPLED: [usize; 2] = [24, 512];
 
-/// Rows that are quantized with a scale each.
-struct Rows {
-    dim: usize,
-    exact: Vec<f32>,
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-}
-
-impl Rows {
-    fn draw(seed: u64, rows: usize, dim: usize) -> Rows {
-        let exact = random::normals(seed, rows * dim);
-        let scale = |row: &[f32]| row.iter().fold(1e-4f32, |most, x| most.max(x.abs())) / 448.0;
-        let scales: Vec<f32> = exact.chunks(dim).map(scale).collect();
-        let scaled =
-            exact.chunks(dim).zip(&scales).flat_map(|(row, scale)| row.iter().map(move |x| x / scale));
-        let codes = DType::E4m3.encode(&scaled.collect::<Vec<f32>>());
-        Rows { dim, exact, codes, scales }
-    }
-
-    /// How many there are.
-    fn len(&self) -> usize {
-        self.scales.len()
-    }
-
-    fn exact(&self, row: usize) -> &[f32] {
-        &self.exact[row * self.dim..][..self.dim]
-    }
-
-    fn quantized(&self, row: usize) -> Vec<f32> {
-        DType::E4m3.decode(&self.codes[row * self.dim..][..self.dim])
-    }
-}
-
-/// What all queries are made of.
-struct Queries {
-    row: usize,
-    heads: usize,
-    exact: Vec<f32>,
-    codes: Vec<u8>,
-    weights: Vec<f32>,
-}
-
-impl Queries {
-    fn draw(seed: u64, queries: usize, heads: usize, dim: usize) -> Queries {
-        let exact = random::normals(seed, queries * heads * dim);
-        let codes = DType::E4m3.encode(&exact);
-        let weights = random::normals(seed + 1, queries * heads);
-        Queries { row: heads * dim, heads, exact, codes, weights }
-    }
-
-    fn weights(&self, query: usize) -> &[f32] {
-        &self.weights[query * self.heads..][..self.heads]
-    }
-}
-
 /// Logits that were compared so far.
 #[derive(Default)]
 struct Comparison {
@@ -91,6 +40,7 @@ struct Comparison {
     worst: f64,
     /// Whether what must be -inf, or stay as it was, is.
     masked: bool,
+    format: Option<Format>,
     rows: usize,
 }
 
@@ -101,9 +51,10 @@ impl Comparison {
 
     /// Compares the logit of a query and a key.
     fn add(&mut self, queries: &Queries, query: usize, keys: &Rows, key: usize, found: f32, dtype: DType) {
-        let (row, weights) = (queries.row, queries.weights(query));
-        let q = DType::E4m3.decode(&queries.codes[query * row..][..row]);
-        let (k, scale) = (keys.quantized(key), keys.scales[key]);
+        let weights = queries.weights(query);
+        let q = queries.quantized(query);
+        let (k, scale) = keys.quantized(key);
+        self.format = Some(keys.format);
         let quantized = reference::mqa_logit(&q, weights, &k, scale);
         let norm = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
         // Errors of heads are independent of each other.
@@ -114,12 +65,7 @@ impl Comparison {
         let error = (f64::from(found) - quantized).abs() / allowed;
         // NaN is worse than anything.
         self.worst = if error > self.worst || error.is_nan() { error } else { self.worst };
-        self.exact.push(reference::mqa_logit(
-            &queries.exact[query * row..][..row],
-            weights,
-            keys.exact(key),
-            1.0,
-        ));
+        self.exact.push(reference::mqa_logit(queries.exact(query), weights, keys.exact(key), 1.0));
         self.quantized.push(quantized);
         self.found.push(found);
     }
@@ -136,6 +82,8 @@ impl Comparison {
         let limit = if dtype == DType::Bf16 { DIFF_LIMIT_BF16 } else { DIFF_LIMIT };
         // What casting costs differs from query to query.
         let unquantized = if self.rows < SAMPLED[0] { 3.0 * UNQUANTIZED_LIMIT } else { UNQUANTIZED_LIMIT };
+        // Two operands of FP4.
+        let unquantized = if self.format == Some(Format::Fp4) { 32.0 * unquantized } else { unquantized };
         let close = self.found.len() < FEW || (diff < limit && diff_unquantized < unquantized);
         let right = self.masked && close && self.worst <= 1.0;
         Verdict { diff, diff_unquantized, worst_element: self.worst, rows: self.rows, right }
@@ -162,6 +110,8 @@ pub struct PrefillHost {
 pub struct PrefillOperands {
     form: Logits,
     pub q: Tensor,
+    /// Of FP4.
+    pub q_scales: Option<Tensor>,
     pub kv: Tensor,
     pub kv_scales: Tensor,
     pub weights: Tensor,
@@ -171,13 +121,14 @@ pub struct PrefillOperands {
 
 impl PrefillHost {
     pub fn draw(spec: PrefillSpec) -> PrefillHost {
-        let queries = Queries::draw(spec.seed, spec.queries, spec.heads, spec.dim);
-        let keys = Rows::draw(spec.seed + 2, spec.keys, spec.dim);
+        let queries = Queries::draw(spec.format, spec.seed, spec.queries, [spec.heads, spec.dim]);
+        let keys = Rows::draw(spec.format, spec.seed + 2, spec.keys, spec.dim);
         PrefillHost { spec, queries, keys }
     }
 
     pub fn upload(&self, device: &Device) -> Result<PrefillOperands, Failure> {
-        let PrefillSpec { heads, dim, queries, keys, form, dtype, at_end, .. } = self.spec;
+        let PrefillSpec { format, heads, queries, keys, form, dtype, at_end, .. } = self.spec;
+        let row = row_bytes(format, self.spec.dim);
         let upload = Upload { at_end, device };
         let bounds = [0, 1].map(|end| {
             let bounds: Vec<i32> = (0..queries).map(|query| self.spec.range(query)[end]).collect();
@@ -186,9 +137,10 @@ impl PrefillHost {
         let [starts, ends] = bounds;
         Ok(PrefillOperands {
             form,
-            q: upload.codes(&self.queries.codes, &[queries, heads, dim])?,
-            kv: upload.codes(&self.keys.codes, &[keys, dim])?,
-            kv_scales: upload.floats(DType::F32, &self.keys.scales, &[keys])?,
+            q: upload.codes(&self.queries.rows, &[queries, heads, row])?,
+            q_scales: upload.q_scales(&self.queries.rows, &[queries, heads])?,
+            kv: upload.codes(&self.keys, &[keys, row])?,
+            kv_scales: upload.bytes(self.keys.scale_type(), &self.keys.scale_bytes(0..keys), &[keys])?,
             weights: upload.floats(DType::F32, &self.queries.weights, &[queries, heads])?,
             bounds: [starts?, ends?],
             logits: upload.untouched(dtype, [queries, keys])?,
@@ -218,8 +170,14 @@ impl PrefillHost {
 impl PrefillOperands {
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
         let [starts, ends] = &self.bounds;
-        let keys = (&self.kv, &self.kv_scales);
-        fp8_mqa_logits(&self.q, keys, &self.weights, [starts, ends], &mut self.logits, self.form, options)
+        let (keys, bounds) = ((&self.kv, &self.kv_scales), [starts, ends]);
+        let (weights, logits) = (&self.weights, &mut self.logits);
+        match &self.q_scales {
+            None => fp8_mqa_logits(&self.q, keys, weights, bounds, logits, self.form, options),
+            Some(scales) => {
+                fp4_mqa_logits((&self.q, scales), keys, weights, bounds, logits, self.form, options)
+            }
+        }
     }
 }
 
@@ -234,8 +192,14 @@ impl Upload<'_> {
         dense(dtype, bytes, dims, self.at_end, self.device)
     }
 
-    fn codes(&self, codes: &[u8], dims: &[usize]) -> Result<Tensor, Failure> {
-        self.bytes(DType::E4m3, codes, dims)
+    fn codes(&self, rows: &Rows, dims: &[usize]) -> Result<Tensor, Failure> {
+        self.bytes(rows.code_type(), &rows.codes, dims)
+    }
+
+    /// Scales of queries, which those of FP8 have not.
+    fn q_scales(&self, rows: &Rows, dims: &[usize]) -> Result<Option<Tensor>, Failure> {
+        let has_scales = rows.format == Format::Fp4;
+        has_scales.then(|| self.bytes(DType::I32, &rows.scale_bytes(0..rows.len()), dims)).transpose()
     }
 
     fn floats(&self, dtype: DType, values: &[f32], dims: &[usize]) -> Result<Tensor, Failure> {
@@ -265,6 +229,8 @@ pub struct PagedHost {
 pub struct PagedOperands {
     clean: bool,
     pub q: Tensor,
+    /// Of FP4.
+    pub q_scales: Option<Tensor>,
     pub kv_cache: Tensor,
     pub weights: Tensor,
     pub lengths: Tensor,
@@ -275,19 +241,23 @@ pub struct PagedOperands {
 
 impl PagedHost {
     pub fn draw(spec: PagedSpec) -> PagedHost {
-        let queries = Queries::draw(spec.seed, spec.queries(), spec.heads, spec.dim);
-        let keys = Rows::draw(spec.seed + 2, (spec.pages() * spec.page_keys).min(DISTINCT), spec.dim);
+        let queries = Queries::draw(spec.format, spec.seed, spec.queries(), [spec.heads, spec.dim]);
+        let keys = (spec.pages() * spec.page_keys).min(DISTINCT);
+        let keys = Rows::draw(spec.format, spec.seed + 2, keys, spec.dim);
         let table = spec.table();
         PagedHost { spec, queries, keys, table }
     }
 
     pub fn upload(&self, device: &Device) -> Result<PagedOperands, Failure> {
         let spec = &self.spec;
-        let PagedSpec { heads, dim, next, page_keys, columns, .. } = *spec;
+        let PagedSpec { heads, next, page_keys, columns, .. } = *spec;
+        let row = row_bytes(spec.format, spec.dim);
         let (sequences, queries, pages) = (spec.sequences(), spec.queries(), spec.pages());
-        let page = |(codes, scales): (&[u8], &[f32])| [codes, &DType::F32.encode(scales)].concat();
-        let codes = self.keys.codes.chunks(page_keys * dim);
-        let drawn: Vec<Vec<u8>> = codes.zip(self.keys.scales.chunks(page_keys)).map(page).collect();
+        let page = |(nth, codes): (usize, &[u8])| {
+            let first = nth * page_keys;
+            [codes, &self.keys.scale_bytes(first..first + codes.len() / row)].concat()
+        };
+        let drawn: Vec<Vec<u8>> = self.keys.codes.chunks(page_keys * row).enumerate().map(page).collect();
         let cache = drawn.iter().cycle().take(pages).map(Vec::as_slice).collect::<Vec<_>>().concat();
         let dims = if spec.per_query { vec![sequences, next] } else { vec![sequences] };
         // As many parts as SMs; the reference computes everything whatever they are.
@@ -295,8 +265,9 @@ impl PagedHost {
         let upload = Upload { at_end: spec.at_end, device };
         Ok(PagedOperands {
             clean: spec.clean,
-            q: upload.codes(&self.queries.codes, &[sequences, next, heads, dim])?,
-            kv_cache: upload.codes(&cache, &[pages, page_keys, 1, dim + 4])?,
+            q: upload.codes(&self.queries.rows, &[sequences, next, heads, row])?,
+            q_scales: upload.q_scales(&self.queries.rows, &[sequences, next, heads])?,
+            kv_cache: upload.bytes(self.keys.code_type(), &cache, &[pages, page_keys, 1, row + 4])?,
             weights: upload.floats(DType::F32, &self.queries.weights, &[queries, heads])?,
             lengths: upload.integers(&spec.lengths, &dims)?,
             table: upload.integers(&self.table, &[sequences, spec.table_pages()])?,
@@ -339,7 +310,12 @@ impl PagedOperands {
     /// Computes the logits.
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
         let lists = [&self.lengths, &self.table, &self.schedule];
-        let logits = &mut self.logits;
-        fp8_paged_mqa_logits(&self.q, &self.kv_cache, &self.weights, lists, logits, self.clean, options)
+        let (q, cache, weights, logits) = (&self.q, &self.kv_cache, &self.weights, &mut self.logits);
+        match &self.q_scales {
+            None => fp8_paged_mqa_logits(q, cache, weights, lists, logits, self.clean, options),
+            Some(scales) => {
+                fp4_paged_mqa_logits((q, scales), cache, weights, lists, logits, self.clean, options)
+            }
+        }
     }
 }

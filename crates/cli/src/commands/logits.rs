@@ -2,7 +2,7 @@
 
 use oxigemm::check::Logits;
 use oxigemm::{DType, Device, GemmOptions};
-use oxigemm_kernels::attention::{DIMS, HEAD_STEP, MAX_HEADS, PAGE_SIZES};
+use oxigemm_kernels::attention::{DIMS, Format, HEAD_STEP, MAX_HEADS, PAGE_SIZES};
 
 use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
 use crate::found::{Found, call_us, expect_size};
@@ -36,6 +36,9 @@ pub struct Args {
     /// Keys of a page: 16, 32, 64, 128 or 256.
     #[arg(long, default_value_t = 64, requires = "paged", value_parser = one_of(PAGE_SIZES))]
     page: usize,
+    /// FP4 queries and keys, for devices of sm_100a.
+    #[arg(long)]
+    fp4: bool,
     /// The type of the logits: f32 or bf16.
     #[arg(long, default_value = "f32")]
     logits: DType,
@@ -74,6 +77,16 @@ fn next(word: &str) -> Result<usize, String> {
     }
 }
 
+impl Args {
+    fn format(&self) -> Result<Format, Failure> {
+        let format = if self.fp4 { Format::Fp4 } else { Format::Fp8 };
+        match format.dims().contains(&(self.dim as u32)) {
+            true => Ok(format),
+            false => Err(format!("--dim {} has no kernel with --fp4", self.dim).into()),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Form {
     /// -inf.
@@ -103,6 +116,7 @@ fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
     expect_size("--keys", &[keys, dim])?;
     expect_size("--queries and --keys", &[queries, keys])?;
     let spec = PrefillSpec {
+        format: args.format()?,
         form,
         dtype: args.logits,
         seed: args.seed,
@@ -117,6 +131,7 @@ fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
 
 fn paged(args: &Args, device: &Device) -> Result<Found, Failure> {
     let spec = PagedSpec {
+        format: args.format()?,
         page_keys: args.page,
         dtype: args.logits,
         seed: args.seed,

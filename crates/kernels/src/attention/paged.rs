@@ -10,6 +10,7 @@ use crate::attention::prefill::FILL_WARPS;
 use crate::attention::shape::{Heads, LogitFlags, PAGE_SIZES, TILE_KEYS};
 use crate::attention::smem::{Smem, WorkUnit};
 use crate::common::params::kernel_params;
+use crate::common::pipeline::Cursor;
 use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, U32};
@@ -140,9 +141,9 @@ impl<'k> Paged<'k> {
 
     /// Unit producer warp: the sequences of this CTA with their queries, weights and lengths.
     ///
-    /// `also` writes what else an architecture needs of a unit, of which it is given the slot, the sequence and the
-    /// queries.
-    pub fn produce_units(&self, also: impl Fn(U32<'k>, U32<'k>, UnitQueries<'k>)) {
+    /// The cursor that it gives is at the slot of the end. `also` writes what else an architecture needs of a unit, of
+    /// which it is given the slot, the sequence and the queries.
+    pub fn produce_units(&self, also: impl Fn(U32<'k>, U32<'k>, UnitQueries<'k>)) -> Cursor<'k> {
         let (k, p, smem, lane) = (self.k, &self.params, &self.smem, self.lane);
         let (heads, next) = (smem.shape.heads.heads, self.lengths.next);
         let (padded, most) = (self.padded, self.smem.shape.queries);
@@ -195,6 +196,7 @@ impl<'k> Paged<'k> {
             });
         });
         smem.end_units(&cursor, lane);
+        cursor
     }
 
     /// Keys of a load: a page, or a tile of a larger one.

@@ -82,8 +82,9 @@ pub(crate) struct Prefill<'k> {
 impl<'k> Prefill<'k> {
     /// Unit producer warp: queries, their weights and ranges, and the tiles of this CTA.
     ///
-    /// `also` writes what else an architecture needs of a unit, of which it is given the slot and the first query.
-    pub fn produce_units(&self, range: CostRange<'k>, also: impl Fn(U32<'k>, U32<'k>)) {
+    /// The cursor that it gives is at the slot of the end. `also` writes what else an architecture needs of a unit, of
+    /// which it is given the slot and the first query.
+    pub fn produce_units(&self, range: CostRange<'k>, also: impl Fn(U32<'k>, U32<'k>)) -> Cursor<'k> {
         let (k, smem, lane) = (self.k, &self.smem, self.lane);
         let queries = smem.shape.queries;
         let cursor = smem.unit_pipeline.writer();
@@ -117,6 +118,7 @@ impl<'k> Prefill<'k> {
             },
         );
         smem.end_units(&cursor, lane);
+        cursor
     }
 
     /// One unit, from the range of each lane's query: the first key, and how many.

@@ -29,12 +29,12 @@ def _fp8_einsum(expr, a, sfa, b, sfb, d, c, recipe, alpha, sfd):
     _C.fp8_einsum(expr, ((a, sfa), (b, sfb), recipe, None, None), d, c, _fused(alpha, sfd))
 
 
-def _mqa_logits(q, kv, kv_scales, weights, starts, ends, logits, form):
-    _C.mqa_logits(q, (kv, kv_scales), weights, (starts, ends), logits, form)
+def _mqa_logits(q, q_scales, kv, kv_scales, weights, starts, ends, logits, form):
+    _C.mqa_logits(q, q_scales, (kv, kv_scales), weights, (starts, ends), logits, form)
 
 
-def _paged_mqa_logits(q, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean):
-    _C.paged_mqa_logits(q, kv_cache, weights, (context_lens, block_table, schedule_meta), logits, clean)
+def _paged_mqa_logits(q, q_scales, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean):
+    _C.paged_mqa_logits(q, q_scales, kv_cache, weights, (context_lens, block_table, schedule_meta), logits, clean)
 
 
 def _quantize_with_transpose(x, codes, scales, transposed_codes, transposed_scales, granularity, power_of_two):
@@ -71,13 +71,13 @@ OPERATORS = {
     "einsum": (f"str expr, {_PLAIN}, Tensor? c, float? alpha, Tensor(s!)? sfd", _einsum),
     "hc_prenorm_gemm": (f"{_PLAIN}, Tensor(s!) sqr_sum, int? num_splits", _C.hc_prenorm_gemm),
     "mqa_logits": (
-        "Tensor q, Tensor kv, Tensor kv_scales, Tensor weights, Tensor starts, Tensor ends, Tensor(l!) logits, "
-        "str form",
+        "Tensor q, Tensor? q_scales, Tensor kv, Tensor kv_scales, Tensor weights, Tensor starts, Tensor ends, "
+        "Tensor(l!) logits, str form",
         _mqa_logits,
     ),
     "paged_mqa_logits": (
-        "Tensor q, Tensor kv_cache, Tensor weights, Tensor context_lens, Tensor block_table, Tensor schedule_meta, "
-        "Tensor(l!) logits, bool clean",
+        "Tensor q, Tensor? q_scales, Tensor kv_cache, Tensor weights, Tensor context_lens, Tensor block_table, "
+        "Tensor schedule_meta, Tensor(l!) logits, bool clean",
         _paged_mqa_logits,
     ),
     "paged_mqa_logits_metadata": ("Tensor context_lens, Tensor(s!) schedule", _C.paged_mqa_logits_metadata),

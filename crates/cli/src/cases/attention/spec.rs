@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use oxigemm::check::Logits;
 use oxigemm::{DType, random};
+use oxigemm_kernels::attention::Format;
 
 /// Which keys queries see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,7 @@ pub enum Ranges {
 /// Logits of a prefill.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefillSpec {
+    pub format: Format,
     pub heads: usize,
     pub dim: usize,
     pub queries: usize,
@@ -33,6 +35,7 @@ pub struct PrefillSpec {
 /// Logits of keys in pages.
 #[derive(Clone, Debug)]
 pub struct PagedSpec {
+    pub format: Format,
     pub heads: usize,
     pub dim: usize,
     pub next: usize,
@@ -52,10 +55,24 @@ pub struct PagedSpec {
     pub seed: u64,
 }
 
+/// Bytes of a head.
+pub(super) fn row_bytes(format: Format, dim: usize) -> usize {
+    format.row_bytes(dim as u32) as usize
+}
+
+/// What names of cases begin with.
+fn prefix(format: Format) -> &'static str {
+    match format {
+        Format::Fp8 => "",
+        Format::Fp4 => "fp4 ",
+    }
+}
+
 impl PrefillSpec {
     pub fn new([heads, dim]: [usize; 2], [queries, keys]: [usize; 2], ranges: Ranges) -> PrefillSpec {
         let (form, dtype) = (Logits::Clean, DType::F32);
-        PrefillSpec { heads, dim, queries, keys, ranges, form, dtype, at_end: false, seed: 1 }
+        let format = Format::Fp8;
+        PrefillSpec { format, heads, dim, queries, keys, ranges, form, dtype, at_end: false, seed: 1 }
     }
 
     pub(super) fn range(&self, query: usize) -> [i32; 2] {
@@ -85,16 +102,22 @@ impl PrefillSpec {
 
     /// Bytes that cross the memory bus at least once.
     pub fn bytes(&self) -> f64 {
-        let PrefillSpec { heads, dim, queries, keys, .. } = *self;
+        let PrefillSpec { heads, queries, keys, .. } = *self;
         let logits = queries * keys * self.dtype.size();
-        (queries * heads * (dim + 4) + keys * (dim + 4) + queries * 8 + logits) as f64
+        let row = row_bytes(self.format, self.dim) + 4;
+        (queries * heads * row + keys * row + queries * 8 + logits) as f64
     }
 }
 
 impl fmt::Display for PrefillSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PrefillSpec { heads, dim, queries, keys, ranges, form, dtype, at_end, seed } = self;
-        write!(f, "mqa sq{queries} sk{keys} h{heads} d{dim} {ranges:?} {form:?} {dtype}{}", place(*at_end))?;
+        let PrefillSpec { format, heads, dim, queries, keys, ranges, form, dtype, at_end, seed } = self;
+        write!(
+            f,
+            "{}mqa sq{queries} sk{keys} h{heads} d{dim} {ranges:?} {form:?} {dtype}{}",
+            prefix(*format),
+            place(*at_end)
+        )?;
         write!(f, " seed {seed}")
     }
 }
@@ -103,6 +126,7 @@ impl PagedSpec {
     pub fn new([heads, dim]: [usize; 2], next: usize, lengths: Vec<i32>) -> PagedSpec {
         let columns = lengths.iter().copied().max().unwrap_or(0).max(1) as usize;
         PagedSpec {
+            format: Format::Fp8,
             heads,
             dim,
             next,
@@ -185,7 +209,8 @@ impl PagedSpec {
     pub fn bytes(&self) -> f64 {
         let keys: usize = (0..self.sequences()).map(|sequence| self.longest(sequence)).sum();
         let logits = self.pairs() * self.dtype.size() as f64;
-        (keys * (self.dim + 4) + self.queries() * self.heads * (self.dim + 4)) as f64 + logits
+        let row = row_bytes(self.format, self.dim) + 4;
+        (keys * row + self.queries() * self.heads * row) as f64 + logits
     }
 }
 
@@ -193,7 +218,8 @@ impl fmt::Display for PagedSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PagedSpec { heads, dim, next, per_query, page_keys, columns, wild, clean, .. } = self;
         let PagedSpec { dtype, at_end, seed, .. } = self;
-        write!(f, "paged_mqa b{} n{next} h{heads} d{dim} pages of {page_keys}", self.sequences())?;
+        let (prefix, sequences) = (prefix(self.format), self.sequences());
+        write!(f, "{prefix}paged_mqa b{sequences} n{next} h{heads} d{dim} pages of {page_keys}")?;
         write!(
             f,
             " {columns} columns, per query {per_query}, wild {wild}, clean {clean}, {dtype}{} seed {seed}",

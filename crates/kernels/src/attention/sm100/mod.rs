@@ -31,7 +31,7 @@ pub use config::{Config, HEADS, Keys};
 
 use crate::attention::smem::Smem;
 use crate::common::WARP;
-use crate::common::pipeline::Pipeline;
+use crate::common::pipeline::{Cursor, Pipeline};
 use config::{ALLOCATED_COLUMNS, EPILOGUE_GROUPS, Map, WARPGROUP_WARPS};
 use oxigemm_ptx::tcgen05::{CtaGroup, TensorMemory};
 use oxigemm_ptx::{Kernel, Shared, U32};
@@ -41,6 +41,13 @@ const KEY_WARP: u32 = config::EPILOGUE_WARPS;
 const UNIT_WARP: u32 = KEY_WARP + 1;
 const MMA_WARP: u32 = KEY_WARP + 2;
 const FILL_WARP: u32 = KEY_WARP + 3;
+
+/// Unit producer warp: waits until the last unit is released, which the tensor core does. `slots` is at the slot of the
+/// end, for which the unit before the last has been waited for.
+fn drain(slots: &Cursor<'_>) {
+    slots.advance();
+    slots.wait_empty();
+}
 
 /// What the architecture's own roles work with.
 struct Cta<'k, 'a> {

@@ -2,7 +2,7 @@
 
 use super::config::{Config, EPILOGUE_WARPS};
 use super::scales::PageLoads;
-use super::{Cta, FILL_WARP, KEY_WARP, MMA_WARP, UNIT_WARP};
+use super::{Cta, FILL_WARP, KEY_WARP, MMA_WARP, UNIT_WARP, drain};
 use crate::attention::context_lens::ContextLens;
 use crate::attention::logits::head_count;
 use crate::attention::paged::{Paged, Params};
@@ -32,12 +32,13 @@ pub(super) fn write(k: &Kernel, cfg: &Config) {
     k.if_(warp.eq(KEY_WARP), || k.role("keys", || roles.load_keys()));
     k.if_(warp.eq(UNIT_WARP), || {
         k.role("units", || {
-            roles.produce_units(|slot, sequence, queries| {
+            let slots = roles.produce_units(|slot, sequence, queries| {
                 let Some(scales) = query_scales else { return };
                 let first = sequence * next + queries.first;
                 let heads = head_count(roles.params.flags);
                 cta.load_query_scales(slot, [first, first + queries.count], scales, heads);
             });
+            drain(&slots);
         });
     });
     k.if_(warp.eq(MMA_WARP), || k.role("mma", || cta.multiply(memory)));

@@ -1,7 +1,7 @@
 //! MQA logits of a prefill: roles of the kernel.
 
 use super::config::{Config, EPILOGUE_WARPS, WARPS};
-use super::{Cta, FILL_WARP, KEY_WARP, MMA_WARP, UNIT_WARP};
+use super::{Cta, FILL_WARP, KEY_WARP, MMA_WARP, UNIT_WARP, drain};
 use crate::attention::logits::head_count;
 use crate::attention::prefill::{Params, Prefill};
 use crate::attention::scheduler::{CostCount, KeyRanges};
@@ -40,11 +40,12 @@ pub(super) fn write(k: &Kernel, cfg: &Config) {
     k.if_(warp.eq(UNIT_WARP), || {
         let range = costs.cta_range(k);
         k.role("units", || {
-            roles.produce_units(range, |slot, query| {
+            let slots = roles.produce_units(range, |slot, query| {
                 let Some(scales) = query_scales else { return };
                 let queries = [query, roles.params.query_count];
                 cta.load_query_scales(slot, queries, scales, head_count(roles.params.flags));
             });
+            drain(&slots);
         });
     });
     k.if_(warp.eq(MMA_WARP), || k.role("mma", || cta.multiply(memory)));

@@ -135,7 +135,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.registers_down(PRODUCER_REGISTERS);
             k.if_(warp.eq(key_warp), || k.if_(k.elect(), || k.role("keys", || roles.load_keys())));
             k.if_(warp.eq(unit_warp), || {
-                k.role("units", || roles.produce_units(costs.cta_range(k), |_, _| ()))
+                k.role("units", || {
+                    roles.produce_units(costs.cta_range(k), |_, _| ());
+                });
             });
             k.if_(warp.ge(fill_warp), || k.role("fill", || roles.fill(warp - fill_warp)));
         },

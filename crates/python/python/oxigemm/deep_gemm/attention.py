@@ -26,15 +26,14 @@ __all__ = [
 ]
 
 
-def _only_fp8(name: str, pair: Any) -> Any:
-    """The operand of a pair whose scales, those of FP4, are None."""
+def _with_scales(name: str, pair: Any) -> Tuple[Any, Any]:
+    """The operand of a pair and its scales, which are None unless it is FP4."""
     if not isinstance(pair, (tuple, list)):
-        return _query(name, pair)
+        return _query(name, pair), None
     if len(pair) != 2:
-        raise ArgumentTypeError(f"`{name}` has the wrong type: expected (q, None), found {len(pair)} parts", name)
-    if pair[1] is not None:
-        raise ArgumentError(f"`{name}[1]` is for FP4: expected None, found scales", name)
-    return _query(name, pair[0])
+        expected = "(q, scales or None)"
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected {expected}, found {len(pair)} parts", name)
+    return _query(name, pair[0]), pair[1]
 
 
 def _query(name: str, query: Any) -> Any:
@@ -116,7 +115,7 @@ def _mqa_logits(
     q: Any, kv: Any, weights: Any, starts: Any, ends: Any, places: Tuple[Any, ...], names: Tuple[str, ...], named: Any
 ) -> Any:
     """MQA logits of the calling styles of DeepGEMM 2.6 and 2.8, which differ in the sixth place."""
-    query = _only_fp8("q", q)
+    query, q_scales = _with_scales("q", q)
     if places and not _is_flag(places[0]) and not _is_integer(places[0]):
         expected = "a bool (`clean_logits`) or an int (`max_seqlen_k`) in the sixth place"
         message = f"`max_seqlen_k` has the wrong type: expected {expected}, found {_found(places[0])}"
@@ -143,14 +142,14 @@ def _mqa_logits(
     logits = rows_of(query, query.shape[0], columns, _logits_dtype(named.get("logits_dtype")))
     form = "compressed" if compressed else "clean" if clean else "partial"
     if _call.is_compiling():
-        _call.ops().mqa_logits(query, keys, scales, weights, starts, ends, logits, form)
+        _call.ops().mqa_logits(query, q_scales, keys, scales, weights, starts, ends, logits, form)
     else:
-        _C.mqa_logits(query, (keys, scales), weights, (starts, ends), logits, form)
+        _C.mqa_logits(query, q_scales, (keys, scales), weights, (starts, ends), logits, form)
     return logits
 
 
 def fp8_fp4_mqa_logits(
-    q: Tuple[Any, None],
+    q: Tuple[Any, Any],
     kv: Tuple[Any, Any],
     weights: Any,
     cu_seq_len_k_start: Any,
@@ -175,6 +174,10 @@ def fp8_fp4_mqa_logits(
     cu_seq_len_k_end     [S]                                    int32   contiguous
     schedule_meta        [S, 2], or None                        int32   of ``get_mqa_logits_metadata``
     ==================== ====================================== ======= ===================================
+
+    With scales in ``q[1]``, all is FP4, for Blackwell: ``q[0]`` is int8 or uint8 [S, H, D/2] with two e2m1 each, the
+    first in the low half, ``kv[0]`` the same [SKV, D/2]; D is 64 or 128. ``q[1]`` [S, H] and ``kv[1]`` [SKV] are int32:
+    a UE8M0 scale for 32 elements in each byte, the first in the lowest. Nothing else scales a key.
 
     Returns [S, SKV] of ``logits_dtype`` (float32, or bfloat16). Outside of a query's keys there is -inf, or anything if
     ``clean_logits`` is False. With ``max_seqlen_k`` the logits are compressed to [S, max_seqlen_k]: column 0 is the
@@ -264,7 +267,7 @@ def _paged_mqa_logits(
 ) -> Any:
     """Paged MQA logits of the calling styles of DeepGEMM 2.6 and 2.8, which differ in the eighth place."""
     q, kv_cache, weights, context_lens, block_table, schedule_meta = operands
-    query = _only_fp8("q", q)
+    query, q_scales = _with_scales("q", q)
     is_new = bool(places) and not _is_flag(places[0])
     if is_new and places[0] is not None and not hasattr(places[0], "shape"):
         expected = "a bool (`clean_logits`) or an int32 array (`indices`) in the eighth place"
@@ -277,10 +280,11 @@ def _paged_mqa_logits(
         _expect_indices(named["indices"], tuple(query.shape[:2]), query)
     rows = query.shape[0] * query.shape[1]
     logits = rows_of(query, rows, columns, _logits_dtype(named.get("logits_dtype")))
+    paging = context_lens, block_table, schedule_meta
     if _call.is_compiling():
-        _call.ops().paged_mqa_logits(query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean)
+        _call.ops().paged_mqa_logits(query, q_scales, kv_cache, weights, *paging, logits, clean)
     else:
-        _C.paged_mqa_logits(query, kv_cache, weights, (context_lens, block_table, schedule_meta), logits, clean)
+        _C.paged_mqa_logits(query, q_scales, kv_cache, weights, paging, logits, clean)
     return logits
 
 
@@ -310,6 +314,9 @@ def fp8_fp4_paged_mqa_logits(
     schedule_meta [parts + 1, 2]                         int32         of ``get_paged_mqa_logits_metadata``
     indices       [B], or None                           int32
     ============= ====================================== ============= ==========================================
+
+    With scales, ``q`` = (codes, scales), all is FP4 as for ``fp8_fp4_mqa_logits``: codes [B, next_n, H, D/2], scales
+    [B, next_n, H], and pages of D/2 bytes and an int32 word of scales for each key.
 
     ``block_kv`` is 16, 32, 64, 128 or 256, ``next_n`` any number. Returns [B * next_n, max_context_len] of
     ``logits_dtype``. Past a query's length there is -inf if ``clean_logits``, else anything.

@@ -109,7 +109,11 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         warp.ge(key_warp),
         || {
             k.if_(warp.eq(key_warp), || k.role("keys", || roles.load_keys()));
-            k.if_(warp.eq(unit_warp), || k.role("units", || roles.produce_units(|_, _, _| ())));
+            k.if_(warp.eq(unit_warp), || {
+                k.role("units", || {
+                    roles.produce_units(|_, _, _| ());
+                });
+            });
             k.if_(warp.ge(fill_warp), || k.role("fill", || roles.fill(warp - fill_warp)));
         },
         || k.role("math", || cta.multiply()),
