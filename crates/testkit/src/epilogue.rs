@@ -141,7 +141,12 @@ impl EpilogueSpec {
             bias: self.bias,
             bias_group: 0,
             heads: self.heads,
-            quantized: self.quantized.map(|(_, format)| QuantizedRows { format, strides: [1, 1], slab: 0 }),
+            quantized: self.quantized.map(|(_, format)| QuantizedRows {
+                format,
+                blocks: None,
+                strides: [1, 1],
+                slab: 0,
+            }),
         }
     }
 }

@@ -41,6 +41,8 @@ def fp8_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``D = act(alpha * A·Bᵀ + bias) + beta * C``, all in float32 and rounded once.
 
@@ -64,10 +66,27 @@ def fp8_gemm_nt_fused(
     ``(left, mid, right)``: of every ``left + mid + right`` columns of D the middle ones are skipped, and keep their
     values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
     scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
+
+    On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of 128,
+    32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row, as the
+    next GEMM reads them. FP4 are uint8 [M, N/2]. ``tensor_scale`` is the scale of all that NVFP4 has.
     """
     if _call.is_compiling():
         return _call.ops().fp8_gemm_nt_fused(
-            *a, *b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+            *a,
+            *b,
+            d,
+            c,
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            head_splits,
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
         _FP8_NT,
@@ -75,7 +94,7 @@ def fp8_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -92,6 +111,8 @@ def bf16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``fp8_gemm_nt_fused`` for bfloat16 operands: A [M, K], B [N, K], K-major, pitch multiples of 16 bytes.
 
@@ -100,10 +121,29 @@ def bf16_gemm_nt_fused(
     """
     if _call.is_compiling():
         return _call.ops().half_gemm_nt_fused(
-            "bfloat16", a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+            "bfloat16",
+            a,
+            b,
+            d,
+            c,
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            head_splits,
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
-        _BFLOAT16_NT, (a, b), d, c, None, (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two)
+        _BFLOAT16_NT,
+        (a, b),
+        d,
+        c,
+        None,
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -120,14 +160,35 @@ def fp16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``bf16_gemm_nt_fused`` with float16 wherever that has bfloat16."""
     if _call.is_compiling():
         return _call.ops().half_gemm_nt_fused(
-            "float16", a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+            "float16",
+            a,
+            b,
+            d,
+            c,
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            head_splits,
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
-        _FLOAT16_NT, (a, b), d, c, None, (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two)
+        _FLOAT16_NT,
+        (a, b),
+        d,
+        c,
+        None,
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -148,6 +209,8 @@ def m_grouped_fp8_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``fp8_gemm_nt_fused`` for m-grouped rows, each group with a B of its own: the first GEMM of experts.
 
@@ -188,6 +251,8 @@ def m_grouped_fp8_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
         _FP8_NT_M_GROUPED,
@@ -195,7 +260,7 @@ def m_grouped_fp8_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -216,6 +281,8 @@ def m_grouped_bf16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``bf16_gemm_nt_fused`` for m-grouped rows, each group with a B of its own.
 
@@ -240,6 +307,8 @@ def m_grouped_bf16_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
         _BFLOAT16_NT_M_GROUPED,
@@ -247,7 +316,7 @@ def m_grouped_bf16_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -268,6 +337,8 @@ def m_grouped_fp16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``m_grouped_bf16_gemm_nt_fused`` with float16 wherever that has bfloat16."""
     if _call.is_compiling():
@@ -289,6 +360,8 @@ def m_grouped_fp16_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
         _FLOAT16_NT_M_GROUPED,
@@ -296,5 +369,5 @@ def m_grouped_fp16_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
