@@ -98,6 +98,8 @@ EPILOGUE = (
     Argument("head_splits", "Optional[Tuple[int, int, int]]", "int[]? head_splits", "None"),
     Argument("d_scales", OPTIONAL, "Tensor(s!)? d_scales", "None"),
     Argument("power_of_two", "bool", "bool power_of_two", "False"),
+    Argument("d_format", "Optional[str]", "str? d_format", "None"),
+    Argument("tensor_scale", "float", "float tensor_scale", "1.0"),
 )
 
 #: The structured arguments of the extension's ``gemm``: tuples of these, in this order. ``src/fields.rs`` has the same.
@@ -558,6 +560,10 @@ scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_spl
 
 On Blackwell operands may be of FP8 or FP4 with any scales of ``deep_gemm.fp8_fp4_gemm_nt``; ``recipe``, or
 ``recipe_a`` and ``recipe_b``, say of how many each is, where shapes leave that open.
+
+On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of 128,
+32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row, as the
+next GEMM reads them. FP4 are uint8 [M, N/2]. ``tensor_scale`` is the scale of all that NVFP4 has.
 """
 
 M_GROUPED_FP8_FUSED_DOC = """\

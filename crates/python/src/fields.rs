@@ -24,8 +24,18 @@ pub const M_GROUPED: [&str; 4] = ["grouped_layout", "masked_m", "expected_m", "u
 /// The groups of a k-grouped GEMM.
 pub const K_GROUPED: [&str; 3] = ["ks_cpu", "grouped_layout", "use_psum_layout"];
 /// The fused epilogue.
-pub const EPILOGUE: [&str; 8] =
-    ["alpha", "beta", "bias", "activation", "gated", "head_splits", "d_scales", "power_of_two"];
+pub const EPILOGUE: [&str; 10] = [
+    "alpha",
+    "beta",
+    "bias",
+    "activation",
+    "gated",
+    "head_splits",
+    "d_scales",
+    "power_of_two",
+    "d_format",
+    "tensor_scale",
+];
 
 /// A field: its name and its value.
 #[derive(Clone, Copy)]

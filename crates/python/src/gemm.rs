@@ -4,8 +4,8 @@
 //! arguments say. [`Gemm::run`] alone chooses the function of the library.
 
 use oxigemm::{
-    Activation, DType, FusedOutput, GemmLayout, GemmOptions, GroupedRows, HeadSplits, KGroupNumbers,
-    RowGroups, ScaleBlock, Tensor,
+    Activation, BlockFormat, DType, FusedOutput, GemmLayout, GemmOptions, GroupedRows, HeadSplits,
+    KGroupNumbers, RowGroups, ScaleBlock, Tensor,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -351,13 +351,31 @@ struct Epilogue {
     heads: Option<HeadSplits>,
     d_scales: Option<Index>,
     power_of_two: bool,
+    d_format: Option<BlockFormat>,
 }
 
 impl Epilogue {
     #[inline]
     fn read<'py>(call: &mut Call<'py>, epilogue: &Bound<'py, PyTuple>) -> PyResult<Epilogue> {
-        let [alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two] =
-            fields(&fields::EPILOGUE, epilogue)?;
+        let [
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            head_splits,
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
+        ] = fields(&fields::EPILOGUE, epilogue)?;
+        let d_format = d_format.get::<Option<std::borrow::Cow<'_, str>>>()?;
+        let tensor_scale = tensor_scale.get()?;
+        let d_format = d_format.map(|name| block_format_of(call.py(), &name, tensor_scale)).transpose()?;
+        if d_format.is_some() && d_scales.optional().is_none() {
+            let expected = "int32 scales beside `d_format`";
+            return Err(argument_error(call.py(), "d_scales", "is missing", expected, "None"));
+        }
         let activation = activation.get::<std::borrow::Cow<'_, str>>()?;
         let head_splits = head_splits.get::<Option<(u32, u32, u32)>>()?;
         Ok(Epilogue {
@@ -367,6 +385,7 @@ impl Epilogue {
             gated: gated.get()?,
             heads: head_splits.map(|(left, mid, right)| HeadSplits { left, mid, right }),
             power_of_two: power_of_two.get()?,
+            d_format,
             bias: bias.optional().map(|bias| call.input("bias", bias)).transpose()?,
             d_scales: d_scales.optional().map(|scales| call.output("d_scales", scales)).transpose()?,
         })
@@ -388,6 +407,19 @@ fn activation_of(py: Python<'_>, name: &str) -> PyResult<Activation> {
         other => {
             let expected = "none, relu, gelu, gelu_tanh or silu";
             return Err(argument_error(py, "activation", "is unknown", expected, other));
+        }
+    })
+}
+
+/// What D is quantized to where its scales are bytes.
+fn block_format_of(py: Python<'_>, name: &str, tensor_scale: f32) -> PyResult<BlockFormat> {
+    Ok(match name {
+        "fp8" => BlockFormat::Fp8,
+        "mxfp8" => BlockFormat::Mxfp8,
+        "mxfp4" => BlockFormat::Mxfp4,
+        "nvfp4" => BlockFormat::Nvfp4 { tensor_scale },
+        other => {
+            return Err(argument_error(py, "d_format", "is unknown", "fp8, mxfp8, mxfp4 or nvfp4", other));
         }
     })
 }
@@ -465,7 +497,10 @@ impl Gemm {
         let (mut d, mut scales) = (x.output(self.d), epilogue.d_scales.map(|scales| x.output(scales)));
         let quantized = scales.is_some();
         let d = match &mut scales {
-            Some(scales) => FusedOutput::Fp8 { d: &mut d, scales, format: format_of(epilogue.power_of_two) },
+            Some(scales) => match epilogue.d_format {
+                Some(format) => FusedOutput::BlockScaled { d: &mut d, scales, format },
+                None => FusedOutput::Fp8 { d: &mut d, scales, format: format_of(epilogue.power_of_two) },
+            },
             None => FusedOutput::Matrix(&mut d),
         };
         let (c, epilogue) = (x.addend(self.c), &epilogue.get(x));

@@ -263,3 +263,67 @@ def test_what_is_wrong_of_groups_of_halves_is_named(changes, argument, words):
     with pytest.raises(oxigemm.OxigemmError) as caught:
         fused.m_grouped_bf16_gemm_nt_fused(**{"a": a, "b": b, "d": np.zeros((5, 128), np.float32), **changes})
     assert caught.value.argument == argument and words in str(caught.value), str(caught.value)
+
+
+FORMATS = {"fp8": (128, 1), "mxfp8": (32, 1), "mxfp4": (32, 2), "nvfp4": (16, 2)}
+E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def on_each_device(call):
+    """What a call gives on the CPU and on a simulated Blackwell GPU."""
+    found = []
+    for device in ("cpu", "sim:sm_100a"):
+        oxigemm.set_device(device)
+        try:
+            found.append(call())
+        finally:
+            oxigemm.set_device("cpu")
+    return found
+
+
+@pytest.mark.parametrize("d_format", FORMATS)
+def test_scales_of_bytes(d_format):
+    width, per_byte = FORMATS[d_format]
+    m, n, k = 5, 160, 64
+    # Exact in float32, so that every device quantizes the same numbers.
+    integers = np.random.default_rng(1).integers
+    a, b = integers(-8, 9, (m, k)).astype(np.float32), integers(-8, 9, (n, k)).astype(np.float32)
+    blocks = -(-n // width)
+
+    def call():
+        d = np.zeros((m, n // per_byte), E4M3 if per_byte == 1 else np.uint8)
+        d_scales = np.full((m, -(-blocks // 4)), -1, np.int32)
+        named = dict(alpha=0.5, d_scales=d_scales, d_format=d_format, tensor_scale=0.25)
+        fused.bf16_gemm_nt_fused(a.astype(BF16), b.astype(BF16), d, **named)
+        return d, d_scales
+
+    (d, d_scales), (simulated, simulated_scales) = on_each_device(call)
+    assert d.tobytes() == simulated.tobytes() and d_scales.tobytes() == simulated_scales.tobytes()
+    scale_bytes = d_scales.view(np.uint8)
+    assert (scale_bytes[:, blocks:] == 0).all()
+    scale_bytes = np.ascontiguousarray(scale_bytes[:, :blocks])
+    if d_format == "nvfp4":
+        scales = scale_bytes.view(E4M3).astype(np.float64) * 0.25
+    else:
+        scales = 2.0 ** (scale_bytes.astype(np.float64) - 127)
+    if per_byte == 2:
+        codes = E2M1_VALUES[np.stack([d & 15, d >> 4], axis=-1).reshape(m, n)]
+    else:
+        codes = d.astype(np.float64)
+    found = codes * np.repeat(scales, width, axis=1)[:, :n]
+    assert calc_diff(found, 0.5 * a.astype(np.float64) @ b.T) < (1e-3 if per_byte == 1 else 2e-2)
+
+
+def test_formats_that_are_refused():
+    a, b = np.zeros((4, 64), BF16), np.zeros((64, 64), BF16)
+    d, d_scales = np.zeros((4, 64), E4M3), np.zeros((4, 1), np.int32)
+    with pytest.raises(oxigemm.OxigemmError, match="`d_format` is unknown: expected fp8, mxfp8, mxfp4 or nvfp4"):
+        fused.bf16_gemm_nt_fused(a, b, d, d_scales=d_scales, d_format="mxfp6")
+    with pytest.raises(oxigemm.OxigemmError, match="`d_scales` is missing"):
+        fused.bf16_gemm_nt_fused(a, b, d, d_format="mxfp8")
+    oxigemm.set_device("sim")
+    try:
+        with pytest.raises(oxigemm.OxigemmError, match="f32 scales of 1x128, as kernels write on sm_90a"):
+            fused.bf16_gemm_nt_fused(a, b, d, d_scales=d_scales, d_format="mxfp8")
+    finally:
+        oxigemm.set_device("cpu")

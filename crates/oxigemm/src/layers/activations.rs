@@ -3,8 +3,8 @@
 
 use super::operand::BlockScaled;
 use crate::cast::ScaleFormat;
-use crate::check::Granularity;
 use crate::check::gemm::tensors::Gemm;
+use crate::check::{BlockFormat, Granularity, OutputFormat};
 use crate::device::Device;
 use crate::error::Result;
 use crate::launch::LaunchOptions;
@@ -67,6 +67,16 @@ impl BlockScaled {
                 quantize(x, &mut codes, &mut to.words, self.granularity(), format, options)
             }
         }
+    }
+
+    /// Where a GEMM writes rows already quantized: codes, words and their format. Of FP8 only, as
+    /// [`gather`](Self::gather).
+    pub(super) fn output<'a>(&self, to: &'a QuantizedRows) -> Result<(Tensor, &'a Tensor, OutputFormat)> {
+        let format = match self.block {
+            ScaleBlock::Of128 => BlockFormat::Fp8,
+            ScaleBlock::Of32 | ScaleBlock::Of16 => BlockFormat::Mxfp8,
+        };
+        Ok((to.codes.narrow(1, 0, self.k)?, &to.words, OutputFormat::Blocks(format)))
     }
 
     /// Gathers rows and quantizes them, in one kernel: of FP8 only.

@@ -43,8 +43,8 @@ pub(super) struct Call<'a> {
 pub(super) enum Rows {
     /// Codes and f32 scales of 128.
     Fp8 { x: [Tensor; 2], hidden: [Tensor; 2] },
-    /// Codes and words. What is between has its own kernel of quantization: `gated` is its input.
-    BlockScaled { x: QuantizedRows, gated: Tensor, hidden: QuantizedRows },
+    /// Codes and words.
+    BlockScaled { x: QuantizedRows, hidden: QuantizedRows },
 }
 
 impl Rows {
@@ -52,11 +52,9 @@ impl Rows {
     pub fn room_for(forms: [Form; 2], m: usize, [inner, outer]: [usize; 2], device: &Device) -> Result<Rows> {
         let new = |dtype, columns: usize| Tensor::zeros(dtype, &[m, columns], device);
         Ok(match forms {
-            [Form::BlockScaled(first), Form::BlockScaled(second)] => Rows::BlockScaled {
-                x: first.room_for(m, device)?,
-                gated: new(DType::Bf16, inner)?,
-                hidden: second.room_for(m, device)?,
-            },
+            [Form::BlockScaled(first), Form::BlockScaled(second)] => {
+                Rows::BlockScaled { x: first.room_for(m, device)?, hidden: second.room_for(m, device)? }
+            }
             _ => Rows::Fp8 {
                 x: [new(DType::E4m3, outer)?, new(DType::F32, outer.div_ceil(128))?],
                 hidden: [new(DType::E4m3, inner)?, new(DType::F32, inner / 128)?],
@@ -75,11 +73,8 @@ impl Rows {
     ) -> Result<()> {
         let forms = (weights.gate_up.operand.form, weights.down.operand.form);
         match (self, forms) {
-            (
-                Rows::BlockScaled { x: a, gated, hidden },
-                (Form::BlockScaled(first), Form::BlockScaled(second)),
-            ) => {
-                let rows = (a.narrow(m)?, gated.narrow(0, 0, m)?, hidden.narrow(m)?);
+            (Rows::BlockScaled { x: a, hidden }, (Form::BlockScaled(first), Form::BlockScaled(second))) => {
+                let rows = [a.narrow(m)?, hidden.narrow(m)?];
                 block_scaled(x, rows, [first, second], weights, y, call)
             }
             (Rows::Fp8 { x: a, hidden }, _) => {
@@ -123,10 +118,10 @@ fn fp8(
     if epilogue.bias.is_some() { gemm.fused(&epilogue, None) } else { gemm }.run(options)
 }
 
-/// With scales that the tensor core applies: four kernels.
+/// With scales that the tensor core applies: the same three kernels.
 fn block_scaled(
     x: &Tensor,
-    (mut a, gated, mut hidden): (QuantizedRows, Tensor, QuantizedRows),
+    [mut a, hidden]: [QuantizedRows; 2],
     [first, second]: [BlockScaled; 2],
     weights: &Projections<'_>,
     y: &mut Tensor,
@@ -137,10 +132,10 @@ fn block_scaled(
     first.gather(x, tokens, &mut a, &options.into())?;
     let b = &weights.gate_up.operand;
     let epilogue = Epilogue { alpha: first.alpha, ..weights.gated() };
-    let gemm = Gemm { grouping, ..first.gemm(&a, (&b.codes, &b.scales), &gated) };
-    gemm.fused(&epilogue, None).run(options)?;
+    let (codes, words, format) = second.output(&hidden)?;
+    let gemm = Gemm { grouping, ..first.gemm(&a, (&b.codes, &b.scales), &codes) };
+    gemm.fused(&epilogue, Some((words, format))).run(options)?;
 
-    second.quantize(&gated, &mut hidden, None, &options.into())?;
     let b = &weights.down.operand;
     let epilogue = Epilogue { alpha: second.alpha, bias: weights.down.bias.as_ref(), ..Default::default() };
     let gemm = Gemm { grouping, ..second.gemm(&hidden, (&b.codes, &b.scales), y) };

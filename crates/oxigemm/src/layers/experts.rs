@@ -25,7 +25,7 @@ const HALF: usize = 128;
 ///
 /// Codes, scales and biases of all experts lie in one allocation. A call is five kernels: the choices are permuted,
 /// tokens gathered and quantized, multiplied with activation, gate and quantization in the epilogue, multiplied, and the
-/// rows of each token added. (Where the tensor core applies scales, what is between the GEMMs is quantized by a sixth.) The first call with more tokens than any before allocates buffers; any later one
+/// rows of each token added. The first call with more tokens than any before allocates buffers; any later one
 /// allocates nothing and can be captured into a graph, which is replayed with other choices.
 ///
 /// Used by one stream at a time; a clone shares the weights and has buffers of its own.

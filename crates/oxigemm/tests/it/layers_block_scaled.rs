@@ -194,7 +194,7 @@ fn a_call_is_two_kernels() {
     }
     let [e, inner, outer] = [2, 128, 144];
     for (device, recipe, expected) in
-        [(&blackwell, Recipe::Fp8, 6), (&blackwell, Recipe::Mxfp4, 6), (&Device::sim(), Recipe::Fp8, 5)]
+        [(&blackwell, Recipe::Fp8, 5), (&blackwell, Recipe::Mxfp4, 5), (&Device::sim(), Recipe::Fp8, 5)]
     {
         let (gate_up, down) =
             (quantized(1, [e, 2 * inner, outer], recipe), quantized(2, [e, outer, inner], recipe));

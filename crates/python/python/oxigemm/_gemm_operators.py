@@ -18,7 +18,7 @@ def _tuple(numbers):
 def _fused(alpha, sfd):
     if alpha is None and sfd is None:
         return None
-    return (1.0 if alpha is None else alpha, 1.0, None, "none", False, None, sfd, False)
+    return (1.0 if alpha is None else alpha, 1.0, None, "none", False, None, sfd, False, None, 1.0)
 
 
 def _fp8_gemm(layout, a, sfa, b, sfb, d, c, recipe, recipe_a, recipe_b, alpha, sfd):
@@ -36,7 +36,7 @@ def _fp8_gemm_skip_head_mid(a, sfa, b, sfb, d, head_splits, recipe):
         d,
         None,
         None,
-        (1.0, 1.0, None, "none", False, _tuple(head_splits), None, False),
+        (1.0, 1.0, None, "none", False, _tuple(head_splits), None, False, None, 1.0),
     )
 
 
@@ -106,6 +106,8 @@ def _fp8_gemm_nt_fused(
     head_splits,
     d_scales,
     power_of_two,
+    d_format,
+    tensor_scale,
     recipe,
     recipe_a,
     recipe_b,
@@ -117,14 +119,21 @@ def _fp8_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
-def _half_gemm_nt_fused(dtype, a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two):
+def _half_gemm_nt_fused(
+    dtype, a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale
+):
     kind = _kind(dtype, "nt", "dense")
     _C.gemm(
-        kind, (a, b), d, c, None, (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two)
+        kind,
+        (a, b),
+        d,
+        c,
+        None,
+        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -147,6 +156,8 @@ def _m_grouped_fp8_gemm_nt_fused(
     head_splits,
     d_scales,
     power_of_two,
+    d_format,
+    tensor_scale,
     recipe,
     recipe_a,
     recipe_b,
@@ -158,7 +169,7 @@ def _m_grouped_fp8_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, psum),
-        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -180,6 +191,8 @@ def _m_grouped_half_gemm_nt_fused(
     head_splits,
     d_scales,
     power_of_two,
+    d_format,
+    tensor_scale,
 ):
     kind = _kind(dtype, "nt", "m_grouped")
     _C.gemm(
@@ -188,7 +201,7 @@ def _m_grouped_half_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, psum),
-        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -241,25 +254,27 @@ OPERATORS = {
     "cublaslt_gemm": ("str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor? c", _C.cublaslt_gemm),
     "fp8_gemm_nt_fused": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor? c, float alpha, float beta, Tensor? bias, "
-        "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, int[]? recipe, "
-        "int[]? recipe_a, int[]? recipe_b",
+        "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, str? d_format, "
+        "float tensor_scale, int[]? recipe, int[]? recipe_a, int[]? recipe_b",
         _fp8_gemm_nt_fused,
     ),
     "half_gemm_nt_fused": (
         "str dtype, Tensor a, Tensor b, Tensor(d!) d, Tensor? c, float alpha, float beta, Tensor? bias, "
-        "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two",
+        "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, str? d_format, "
+        "float tensor_scale",
         _half_gemm_nt_fused,
     ),
     "m_grouped_fp8_gemm_nt_fused": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor? grouped_layout, Tensor? masked_m, "
         "int? expected_m, bool psum, Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, "
-        "int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, int[]? recipe, int[]? recipe_a, int[]? recipe_b",
+        "int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, str? d_format, float tensor_scale, "
+        "int[]? recipe, int[]? recipe_a, int[]? recipe_b",
         _m_grouped_fp8_gemm_nt_fused,
     ),
     "m_grouped_half_gemm_nt_fused": (
         "str dtype, Tensor a, Tensor b, Tensor(d!) d, Tensor? grouped_layout, Tensor? masked_m, int? expected_m, "
         "bool psum, Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, int[]? head_splits, "
-        "Tensor(s!)? d_scales, bool power_of_two",
+        "Tensor(s!)? d_scales, bool power_of_two, str? d_format, float tensor_scale",
         _m_grouped_half_gemm_nt_fused,
     ),
 }

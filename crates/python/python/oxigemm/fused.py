@@ -43,6 +43,8 @@ def fp8_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
     recipe: Recipe = None,
     recipe_a: RecipeOf = None,
     recipe_b: RecipeOf = None,
@@ -72,6 +74,10 @@ def fp8_gemm_nt_fused(
 
     On Blackwell operands may be of FP8 or FP4 with any scales of ``deep_gemm.fp8_fp4_gemm_nt``; ``recipe``, or
     ``recipe_a`` and ``recipe_b``, say of how many each is, where shapes leave that open.
+
+    On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of 128,
+    32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row, as the
+    next GEMM reads them. FP4 are uint8 [M, N/2]. ``tensor_scale`` is the scale of all that NVFP4 has.
     """
     if _call.is_compiling():
         return _call.ops().fp8_gemm_nt_fused(
@@ -87,6 +93,8 @@ def fp8_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            d_format,
+            tensor_scale,
             recipe,
             recipe_a,
             recipe_b,
@@ -97,7 +105,7 @@ def fp8_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -114,6 +122,8 @@ def bf16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``fp8_gemm_nt_fused`` for bfloat16 operands: A [M, K], B [N, K], K-major, pitch multiples of 16 bytes.
 
@@ -122,10 +132,29 @@ def bf16_gemm_nt_fused(
     """
     if _call.is_compiling():
         return _call.ops().half_gemm_nt_fused(
-            "bfloat16", a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+            "bfloat16",
+            a,
+            b,
+            d,
+            c,
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            head_splits,
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
-        _BFLOAT16_NT, (a, b), d, c, None, (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two)
+        _BFLOAT16_NT,
+        (a, b),
+        d,
+        c,
+        None,
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -142,14 +171,35 @@ def fp16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``bf16_gemm_nt_fused`` with float16 wherever that has bfloat16."""
     if _call.is_compiling():
         return _call.ops().half_gemm_nt_fused(
-            "float16", a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+            "float16",
+            a,
+            b,
+            d,
+            c,
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            head_splits,
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
-        _FLOAT16_NT, (a, b), d, c, None, (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two)
+        _FLOAT16_NT,
+        (a, b),
+        d,
+        c,
+        None,
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -170,6 +220,8 @@ def m_grouped_fp8_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
     recipe: Recipe = None,
     recipe_a: RecipeOf = None,
     recipe_b: RecipeOf = None,
@@ -213,6 +265,8 @@ def m_grouped_fp8_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            d_format,
+            tensor_scale,
             recipe,
             recipe_a,
             recipe_b,
@@ -223,7 +277,7 @@ def m_grouped_fp8_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -244,6 +298,8 @@ def m_grouped_bf16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``bf16_gemm_nt_fused`` for m-grouped rows, each group with a B of its own.
 
@@ -268,6 +324,8 @@ def m_grouped_bf16_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
         _BFLOAT16_NT_M_GROUPED,
@@ -275,7 +333,7 @@ def m_grouped_bf16_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )
 
 
@@ -296,6 +354,8 @@ def m_grouped_fp16_gemm_nt_fused(
     head_splits: Optional[Tuple[int, int, int]] = None,
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
+    d_format: Optional[str] = None,
+    tensor_scale: float = 1.0,
 ) -> None:
     """``m_grouped_bf16_gemm_nt_fused`` with float16 wherever that has bfloat16."""
     if _call.is_compiling():
@@ -317,6 +377,8 @@ def m_grouped_fp16_gemm_nt_fused(
             head_splits,
             d_scales,
             power_of_two,
+            d_format,
+            tensor_scale,
         )
     return _C.gemm(
         _FLOAT16_NT_M_GROUPED,
@@ -324,5 +386,5 @@ def m_grouped_fp16_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
     )

@@ -215,7 +215,12 @@ def fp8_gemm_nt_skip_head_mid(
     if _call.is_compiling():
         return _call.ops().fp8_gemm_skip_head_mid(*a, *b, d, head_splits, recipe)
     return _C.gemm(
-        _FP8_NT, (a, b, recipe, None, None), d, None, None, (1.0, 1.0, None, "none", False, head_splits, None, False)
+        _FP8_NT,
+        (a, b, recipe, None, None),
+        d,
+        None,
+        None,
+        (1.0, 1.0, None, "none", False, head_splits, None, False, None, 1.0),
     )
 
 
