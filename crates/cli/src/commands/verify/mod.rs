@@ -19,6 +19,7 @@ mod quantize;
 mod random;
 mod raw;
 mod runtime;
+mod schedules;
 mod simulator;
 mod stream_k;
 mod summed;
@@ -219,6 +220,8 @@ enum Needs {
     GpuAndPtxas,
     /// In the simulator.
     Simulator,
+    /// In the simulator, of a Blackwell GPU.
+    SimulatedBlackwell,
 }
 
 impl Needs {
@@ -227,6 +230,8 @@ impl Needs {
         match (self, device) {
             (Needs::GpuAndPtxas, Device::Cuda(_)) if Ptxas::find().is_none() => Some("this needs a ptxas"),
             (Needs::Simulator, Device::Sim(_)) => None,
+            (Needs::SimulatedBlackwell, Device::Sim(sim)) if sim.limits().arch == Arch::Sm100a => None,
+            (Needs::SimulatedBlackwell, _) => Some("this needs sim:sm_100a"),
             (Needs::Simulator, _) => Some("this needs the simulator"),
             (Needs::Nothing, _) | (_, Device::Cuda(_)) | (Needs::Kernels, Device::Sim(_)) => None,
             (Needs::Kernels, _) => Some("this needs a GPU or the simulator"),
@@ -266,7 +271,7 @@ impl Check {
 }
 
 /// The suite, in its order.
-const CHECKS: [fn() -> Vec<Check>; 17] = [
+const CHECKS: [fn() -> Vec<Check>; 18] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -284,6 +289,7 @@ const CHECKS: [fn() -> Vec<Check>; 17] = [
     runtime::checks,
     hardware::checks,
     oracle::checks,
+    schedules::checks,
 ];
 /// Checks that compare a GPU with the simulator.
 const COMPARISONS: [fn() -> Vec<Check>; 3] =
