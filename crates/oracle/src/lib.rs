@@ -36,5 +36,5 @@ pub use case::{Case, Operands, Outputs};
 pub use check::{Failure, check, schedules};
 pub use coverage::coverage;
 pub use kernel::{Element, Kernel, Param, corpus, folder};
-pub use mutation::{Kind, Score, Survivor, Tally, disorder_of, score};
+pub use mutation::{Fate, Kind, Score, Survivor, Tally, disorder_of, score};
 pub use order::{Unordered, unordered};

@@ -30,8 +30,12 @@ pub enum Kind {
     Parity,
     /// Counts of mbarriers, arrivals, expected bytes.
     Count,
-    /// Descriptors of operands.
+    /// Descriptors of operands, and where scales are.
     Descriptor,
+    /// MMAs and copies to tensor memory: whether, when, how many columns, into what.
+    Issue,
+    /// Programmatic launches: `griddepcontrol`.
+    Launch,
     /// Cluster launch control.
     Claim,
     /// Groups of `cp.async`.
@@ -48,7 +52,7 @@ pub enum Kind {
 
 impl Kind {
     /// That of a mutant, by what was done and the instruction.
-    fn of(what: &str) -> Kind {
+    pub fn of(what: &str) -> Kind {
         let (done, instruction) = what.split_once(": ").unwrap_or(("", what));
         let unguarded = match instruction.strip_prefix('@') {
             Some(rest) => rest.trim_start_matches(|c: char| !c.is_whitespace()).trim_start(),
@@ -57,7 +61,7 @@ impl Kind {
         let starts = |list: &[&str]| list.iter().any(|opcode| unguarded.starts_with(opcode));
         match done {
             "waits for the other parity" => return Kind::Parity,
-            _ if done.starts_with("descriptor") => return Kind::Descriptor,
+            _ if done.starts_with("descriptor") || done.starts_with("scales") => return Kind::Descriptor,
             _ => {}
         }
         match () {
@@ -67,6 +71,8 @@ impl Kind {
             () if starts(&["tcgen05.wait", "wgmma.wait"]) => Kind::Wait,
             () if starts(&["fence", "tcgen05.fence", "wgmma.fence"]) => Kind::Fence,
             () if starts(&["mbarrier.try_wait", "mbarrier.test_wait"]) => Kind::Phase,
+            () if starts(&["tcgen05.mma", "tcgen05.cp"]) => Kind::Issue,
+            () if starts(&["griddepcontrol"]) => Kind::Launch,
             () if starts(&["cp.async.bulk."]) => Kind::BulkGroup,
             () if starts(&["cp.async.mbarrier"]) => Kind::Count,
             () if starts(&["cp.async."]) => Kind::CopyGroup,
@@ -90,6 +96,8 @@ impl Kind {
             Kind::Parity => "parity",
             Kind::Count => "count, arrival, bytes",
             Kind::Descriptor => "descriptor",
+            Kind::Issue => "MMA, cp",
+            Kind::Launch => "griddepcontrol",
             Kind::Claim => "cluster launch control",
             Kind::CopyGroup => "cp.async group",
             Kind::BulkGroup => "bulk group",
@@ -103,7 +111,13 @@ impl Kind {
     /// cannot do without. Barriers of threads and groups of copies are not among them.
     pub fn is_core(self) -> bool {
         use Kind::*;
-        matches!(self, Allocation | Commit | Wait | Fence | Phase | Parity | Count | Descriptor)
+        matches!(self, Allocation | Commit | Wait | Fence | Phase | Parity | Count | Descriptor | Issue)
+    }
+
+    /// Whether all that a mutant's instruction does is to order accesses to memory, in ways that [`unordered`] follows:
+    /// only then what it says is a proof.
+    pub fn only_orders(what: &str) -> bool {
+        only_orders(Kind::of(what), what)
     }
 }
 
@@ -114,7 +128,7 @@ fn only_orders(kind: Kind, what: &str) -> bool {
     match kind {
         CopyGroup | BulkGroup | CtaBarrier | WarpBarrier | ClusterBarrier | Phase | Parity | Count => true,
         Commit | Wait => what.contains("tcgen05."),
-        Fence | Allocation | Permit | Descriptor | Claim => false,
+        Fence | Allocation | Permit | Descriptor | Claim | Issue | Launch => false,
     }
 }
 
@@ -305,8 +319,12 @@ pub fn score(kernel: &Kernel, threads: usize, done: impl Fn(usize, usize) + Sync
     Ok(score)
 }
 
+/// What became of a mutant: what found it, and what is not in order, where that was looked for.
+pub type Fate = (Option<String>, Option<Vec<Unordered>>);
+
 impl Score {
-    fn add(&mut self, mutant: &Mutant, fate: Option<(Option<String>, Option<Vec<Unordered>>)>) {
+    /// Counts a mutant, without a fate where nothing executes its instruction.
+    pub fn add(&mut self, mutant: &Mutant, fate: Option<Fate>) {
         let Some((found, unordered)) = fate else {
             self.not_executed += 1;
             return;

@@ -561,9 +561,9 @@ scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_spl
 On Blackwell operands may be of FP8 or FP4 with any scales of ``deep_gemm.fp8_fp4_gemm_nt``; ``recipe``, or
 ``recipe_a`` and ``recipe_b``, say of how many each is, where shapes leave that open.
 
-On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of 128,
-32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row, as the
-next GEMM reads them. FP4 are uint8 [M, N/2]. ``tensor_scale`` is the scale of all that NVFP4 has.
+On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of
+128, 32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row,
+as the next GEMM reads them. FP4 are uint8 [M, N/2]. ``tensor_scale`` is the scale of all that NVFP4 has.
 """
 
 M_GROUPED_FP8_FUSED_DOC = """\

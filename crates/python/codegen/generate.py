@@ -280,11 +280,17 @@ def stubs() -> str:
     def union(names: Sequence[str]) -> str:
         return "Union[\n" + "".join(f"    {fields(name)},\n" for name in names) + "]"
 
+    def tuple_type(name: str, of: str) -> str:
+        line = f"{name} = {fields(of)}\n"
+        if len(line) <= WIDTH:
+            return line
+        return f"{name} = Tuple[\n" + "".join(f"    {field.annotation},\n" for field in FIELDS[of]) + "]\n"
+
     types = "".join(f"{name} = {value}\n" for name, value in TYPES.items())
     groupings = [name for name in FIELDS if "grouped" in name]
     return (
         f"{types}Operands = {union(['operands', 'scaled_operands'])}\n"
-        f"Grouping = {union(groupings)}\nEpilogue = {fields('epilogue')}\n"
+        f"Grouping = {union(groupings)}\n{tuple_type('Epilogue', 'epilogue')}"
     )
 
 

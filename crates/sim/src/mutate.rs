@@ -1,7 +1,8 @@
 //! Mutants of a kernel: its text with one synchronization instruction deleted or weakened.
 //!
 //! The initialization of barriers is left alone by [`mutants`]: without it any simulator stops at once.
-//! [`misvalued`] changes values instead: parities, counts, and descriptors of operands.
+//! [`misvalued`] changes values instead: parities, counts, and descriptors of operands; [`misissued`] what the tensor core
+//! is given and in which order, and for whom arrivals and commits count.
 //!
 //! A simulator that finds hazards should find something wrong with every mutant of a correct kernel, except
 //! where the instruction was redundant. Running them all scores both the simulator and the kernel.
@@ -210,6 +211,63 @@ pub fn misvalued(text: &str) -> Vec<Mutant> {
     list
 }
 
+/// Every module with one instruction for the tensor core changed, one of programmatic launches deleted, or one arrival or
+/// commit that reaches another CTA made to reach its own only.
+///
+/// An MMA or a copy to tensor memory is deleted; an MMA adds where it should overwrite and the other way round, takes eight
+/// columns more, or scales that lie four columns further; a copy comes behind the next MMA.
+pub fn misissued(text: &str) -> Vec<Mutant> {
+    let mut list = Vec::new();
+    let statements = statements(text);
+    for (index, s) in statements.iter().enumerate() {
+        let original = &text[s.start..s.end];
+        let Some((before, operands)) = original.split_once(s.opcode) else { continue };
+        let operands: Vec<&str> = operands.trim_end_matches(';').split(',').map(str::trim).collect();
+        let with = |at: usize, declared: &str, name: &str| {
+            let mut operands = operands.clone();
+            operands[at] = name;
+            format!("{{ {declared} {before}{} {}; }}", s.opcode, operands.join(", "))
+        };
+        let is_mma = s.opcode.starts_with("tcgen05.mma");
+        let is_copy = s.opcode.starts_with("tcgen05.cp");
+        if is_mma || is_copy || s.opcode.starts_with("griddepcontrol") {
+            list.push(s.replaced(text, "deleted", ""));
+        }
+        let next_mma = || statements[index..].iter().find(|s| s.opcode.starts_with("tcgen05.mma"));
+        if is_copy && let Some(mma) = next_mma() {
+            let moved =
+                format!("{}{}{original}{}", &text[..s.start], &text[s.end..mma.end], &text[mma.end..]);
+            list.push(Mutant { text: moved, ..s.replaced(text, "behind the next MMA", "") });
+        }
+        if is_mma && operands.len() > 4 {
+            let last = operands.len() - 1;
+            let declared = format!(".reg .pred other; not.pred other, {};", operands[last]);
+            list.push(s.replaced(text, "adds or overwrites wrongly", &with(last, &declared, "other")));
+            // N is counted in eights from bit 17 on.
+            let declared = format!(".reg .b32 other; add.u32 other, {}, 131072;", operands[3]);
+            list.push(s.replaced(text, "eight columns more", &with(3, &declared, "other")));
+            for at in (4..last).filter(|at| operands[*at].starts_with('[')) {
+                let scales = operands[at].trim_matches(['[', ']']);
+                let declared = format!(".reg .b32 other; add.u32 other, {scales}, 4;");
+                let what = format!("scales {} four columns further", at - 4);
+                list.push(s.replaced(text, &what, &with(at, &declared, "[other]")));
+            }
+        }
+        if s.opcode.contains(".multicast::cluster") && s.opcode.starts_with("tcgen05.commit") {
+            let declared = ".reg .b16 other; mov.b16 other, 1;";
+            list.push(s.replaced(text, "reaches the first CTA only", &with(1, declared, "other")));
+        }
+        let scoped = [".release.cluster", ".acquire.cluster"];
+        if s.opcode.starts_with("mbarrier.")
+            && let Some(order) = scoped.into_iter().find(|order| s.opcode.contains(order))
+        {
+            let weaker = s.opcode.replacen(order, ".relaxed.cluster", 1);
+            list.push(s.replaced(text, "relaxed", &original.replacen(s.opcode, &weaker, 1)));
+        }
+    }
+    list
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,5 +332,34 @@ mod tests {
                 .text
                 .contains("@e tcgen05.mma.cta_group::1.kind::f16 [ d + 0 ], [ a + 0 ], moved, i, p; }")
         );
+    }
+
+    #[test]
+    fn work_of_the_tensor_core_is_changed() {
+        let text = "griddepcontrol.wait; tcgen05.cp.cta_group::1.32x128b.warpx4 [r1], d1;
+            @e tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [r0], d2, d3, 7, [r1], [r2], p;
+            tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [r3], h0;
+            mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r4];";
+        let all = misissued(text);
+        let what: Vec<&str> = all.iter().map(|m| m.what.split(": ").next().unwrap()).collect();
+        assert_eq!(
+            what,
+            [
+                "deleted",
+                "deleted",
+                "behind the next MMA",
+                "deleted",
+                "adds or overwrites wrongly",
+                "eight columns more",
+                "scales 0 four columns further",
+                "scales 1 four columns further",
+                "reaches the first CTA only",
+                "relaxed"
+            ]
+        );
+        assert!(all[2].text.contains("[r2], p;tcgen05.cp"), "{}", all[2].text);
+        assert!(all[4].text.contains("not.pred other, p; @e tcgen05.mma"), "{}", all[4].text);
+        assert!(all[7].text.contains("add.u32 other, r2, 4;") && all[7].text.contains("[r1], [other], p; }"));
+        assert!(all[9].text.contains("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [r4];"));
     }
 }

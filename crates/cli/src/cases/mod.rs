@@ -3,6 +3,7 @@
 //! GEMMs of all operations are [`oxigemm_testkit::GemmCase`]; [`gemm`] reads them from the command line.
 
 pub mod attention;
+pub mod blackwell;
 pub mod einsum;
 pub mod gemm;
 pub mod hyper_connection;

@@ -7,6 +7,7 @@ pub mod index;
 pub(crate) mod l2_prefetch;
 pub mod params;
 pub mod pipeline;
+pub(crate) mod tensor_memory;
 pub mod workspace_reduce;
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.

@@ -98,7 +98,7 @@ impl GemmConfig {
         let clusters = u64::from(concurrent).min(most).max(1) as u32;
         Some(Launch {
             grid: [clusters * one.cluster, 1],
-            shared_bytes: self.grouped_shared_bytes(shape.groups),
+            shared_bytes: self.grouped_shared_bytes(shape.groups).max(one.shared_bytes),
             ..one
         })
     }
@@ -115,7 +115,7 @@ impl GemmConfig {
         let clusters = if self.covers_d() { tiles } else { concurrent.min(tiles) }.max(1);
         Some(Launch {
             grid: [clusters * one.cluster, 1],
-            shared_bytes: self.grouped_shared_bytes(shape.groups),
+            shared_bytes: self.grouped_shared_bytes(shape.groups).max(one.shared_bytes),
             ..one
         })
     }

@@ -14,7 +14,7 @@ use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 use oxigemm_kernels::gemm::{ElementType, GemmKernel, ScaleType};
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{Effort, GemmCase, MGroups};
+use oxigemm_testkit::{GemmCase, MGroups};
 
 /// Kernels whose tensor core applies the scales.
 fn kernels() -> impl Iterator<Item = GemmKernel> {

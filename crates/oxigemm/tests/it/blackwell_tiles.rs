@@ -1,7 +1,8 @@
 //! Large tiles of Blackwell's persistent kernels in the simulator: accumulators that share columns, tiles that clusters
 //! claim, and what the cost model counts against what the simulator counts.
 
-use crate::blackwell_scaled::{blackwell, product, relative_error};
+use crate::blackwell_scaled::{product, relative_error};
+use crate::common::blackwell::blackwell;
 use crate::common::schedules;
 use oxigemm::plan::{self, GemmConfig, GemmShape, KGroupedShape, Limits, OperandKind, PlanRequest, TileWork};
 use oxigemm::sim::{Options, Policy};

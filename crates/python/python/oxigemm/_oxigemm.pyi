@@ -20,7 +20,16 @@ Grouping = Union[
     Tuple[Optional[Sequence[int]], Optional[Any], bool],
 ]
 Epilogue = Tuple[
-    float, float, Optional[Any], str, bool, Optional[Tuple[int, int, int]], Optional[Any], bool, Optional[str], float
+    float,
+    float,
+    Optional[Any],
+    str,
+    bool,
+    Optional[Tuple[int, int, int]],
+    Optional[Any],
+    bool,
+    Optional[str],
+    float,
 ]
 # End of what is generated.
 

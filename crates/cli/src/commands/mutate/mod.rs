@@ -4,7 +4,9 @@
 //! A mutant is found when some schedule of some case reports a fault or gives other bits than the kernel itself. One
 //! that survives is a miss of the simulator, or an instruction that the kernel could do without.
 
+mod blackwell;
 mod cases;
+mod explained;
 mod oracle;
 
 use std::collections::BTreeMap;
@@ -15,7 +17,7 @@ use indicatif::ProgressBar;
 use oxigemm::plan::{KOrder, Limits};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{Device, Error, GemmOptions, Sim};
-use oxigemm_kernels::KernelId;
+use oxigemm_kernels::{Arch, KernelId};
 use oxigemm_sim::{Mutant, mutants};
 use oxigemm_testkit::{Effort, Failure, Gemm};
 use rayon::prelude::*;
@@ -35,6 +37,12 @@ pub struct Args {
     /// Kernels of other compilers instead; with --kernel, that one.
     #[arg(long)]
     oracle: bool,
+    /// The architecture whose kernels are meant; without it, that of the kernel or of the device.
+    #[arg(long, value_name = "ARCH", value_parser = parse_arch, conflicts_with = "oracle")]
+    arch: Option<Arch>,
+    /// Every so many-th mutant only, of kernels of sm_100a.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    every: u32,
 }
 
 /// The kernels that stand for their families.
@@ -134,6 +142,12 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     }
     // Mutants run under several schedules, whatever that of the device is.
     let limits = *simulator(common, "runs mutants")?.limits();
+    let by_name = |name: &str| Arch::ALL.into_iter().find(|arch| name.starts_with(&arch.kernel_name("")));
+    let arch = args.arch.or(args.kernel.as_deref().and_then(by_name)).unwrap_or(limits.arch);
+    if arch == Arch::Sm100a {
+        let sample = blackwell::Sample { every: args.every as usize };
+        return blackwell::run(common, args.kernel.as_deref(), sample);
+    }
     let names: Vec<&str> = args.kernel.as_deref().map_or(FAMILIES.to_vec(), |name| vec![name]);
     let mut right = true;
     let (mut all, mut found) = (0, 0);
@@ -411,4 +425,12 @@ fn sources(text: &str) -> Vec<String> {
         sources.push(now.clone());
     }
     sources
+}
+
+/// An architecture that has kernels.
+fn parse_arch(name: &str) -> Result<Arch, String> {
+    let found = Arch::ALL.into_iter().find(|arch| arch.name() == name);
+    found.ok_or_else(|| {
+        format!("no kernel is written for {name}: expected {}", Arch::ALL.map(Arch::name).join(", "))
+    })
 }

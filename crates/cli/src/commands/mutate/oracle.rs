@@ -2,7 +2,7 @@
 
 use std::thread::available_parallelism;
 
-use oxigemm_oracle::{Kernel, Score, Tally};
+use oxigemm_oracle::{Score, Tally};
 use serde_json::{Value, json};
 
 use super::BAR;
@@ -50,7 +50,7 @@ pub(super) fn run(common: &Common, name: Option<&str>) -> Outcome {
             bar.inc(1);
         })?;
         bar.finish_and_clear();
-        explained &= print(common, kernel, &score);
+        explained &= print(common, &kernel.name, &score, &[]);
         core.add(score.tally(|kind| kind.is_core()));
         all.add(score.tally(|_| true));
     }
@@ -64,11 +64,11 @@ pub(super) fn run(common: &Common, name: Option<&str>) -> Outcome {
     Ok(explained && core.share() >= BAR)
 }
 
-fn counts(tally: Tally) -> Value {
+pub(super) fn counts(tally: Tally) -> Value {
     json!({ "mutants": tally.mutants, "found": tally.found, "redundant": tally.redundant })
 }
 
-fn words(tally: Tally) -> String {
+pub(super) fn words(tally: Tally) -> String {
     let Tally { mutants, found, redundant } = tally;
     let percent = 100.0 * tally.share();
     format!(
@@ -78,8 +78,8 @@ fn words(tally: Tally) -> String {
 }
 
 /// Prints a score. Gives whether every survivor is redundant by proof or explained, and no found one is called
-/// redundant.
-fn print(common: &Common, kernel: &Kernel, score: &Score) -> bool {
+/// redundant. `sources` has where each line of the PTX comes from, if that is known.
+pub(super) fn print(common: &Common, name: &str, score: &Score, sources: &[String]) -> bool {
     let all = score.tally(|_| true);
     if common.json {
         let survivors: Vec<_> = score
@@ -95,12 +95,12 @@ fn print(common: &Common, kernel: &Kernel, score: &Score) -> bool {
         let kinds: serde_json::Map<_, _> =
             score.kinds.iter().map(|(kind, tally)| (kind.name().to_owned(), counts(*tally))).collect();
         print_json(&json!({
-            "kernel": kernel.name, "mutants": all.mutants, "found": all.found, "redundant": all.redundant,
+            "kernel": name, "row": score.row(name), "mutants": all.mutants, "found": all.found, "redundant": all.redundant,
             "explained": score.explained(), "not_executed": score.not_executed, "faults": score.found,
             "kinds": kinds, "survivors": survivors, "disputed": score.disputed,
         }));
     } else {
-        print_line(&format!("{}: {}", kernel.name, words(all)));
+        print_line(&format!("{name}: {}", words(all)));
         let faults: Vec<String> = score.found.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
         print_line(&format!("  by {}", faults.join(", ")));
         for (kind, tally) in &score.kinds {
@@ -118,8 +118,11 @@ fn print(common: &Common, kernel: &Kernel, score: &Score) -> bool {
                 Some(why) => format!("explained: {why}"),
                 None => "NOT EXPLAINED".to_owned(),
             };
-            print_line(&format!("  survives: PTX line {}: {}; {why}", s.line, s.what));
+            let source =
+                sources.get(s.line as usize - 1).map_or(String::new(), |source| format!("{source}, "));
+            print_line(&format!("  survives: {source}PTX line {}: {}; {why}", s.line, s.what));
         }
+        print_line(&format!("  {}", score.row(name)));
         for (line, what) in &score.disputed {
             print_line(&format!("  found, though every access is in order: PTX line {line}: {what}"));
         }

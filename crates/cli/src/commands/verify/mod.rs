@@ -19,6 +19,7 @@ mod quantize;
 mod random;
 mod raw;
 mod runtime;
+mod schedules;
 mod simulator;
 mod stream_k;
 mod summed;
@@ -258,6 +259,8 @@ enum Needs {
     Simulator,
     /// A kernel that the architecture has not.
     Kernel,
+    /// In the simulator, of a Blackwell GPU.
+    SimulatedBlackwell,
 }
 
 impl Needs {
@@ -267,6 +270,8 @@ impl Needs {
             (Needs::GpuAndPtxas, Device::Cuda(_)) if Ptxas::find().is_none() => Some("this needs a ptxas"),
             (Needs::Kernel, _) => Some("the architecture has no kernel for this"),
             (Needs::Simulator, Device::Sim(_)) => None,
+            (Needs::SimulatedBlackwell, Device::Sim(sim)) if sim.limits().arch == Arch::Sm100a => None,
+            (Needs::SimulatedBlackwell, _) => Some("this needs sim:sm_100a"),
             (Needs::Simulator, _) => Some("this needs the simulator"),
             (Needs::Nothing, _) | (_, Device::Cuda(_)) | (Needs::Kernels, Device::Sim(_)) => None,
             (Needs::Kernels, _) => Some("this needs a GPU or the simulator"),
@@ -312,7 +317,7 @@ impl Check {
 }
 
 /// The suite, in its order.
-const CHECKS: [fn(&Setup) -> Vec<Check>; 17] = [
+const CHECKS: [fn(&Setup) -> Vec<Check>; 18] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -330,6 +335,7 @@ const CHECKS: [fn(&Setup) -> Vec<Check>; 17] = [
     runtime::checks,
     hardware::checks,
     oracle::checks,
+    schedules::checks,
 ];
 /// Checks that compare a GPU with the simulator.
 const COMPARISONS: [fn(&Setup) -> Vec<Check>; 3] =

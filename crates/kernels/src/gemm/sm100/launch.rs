@@ -2,6 +2,7 @@
 
 use super::persistent::{self, EPILOGUE_ROWS};
 use super::split_k;
+use crate::common::tensor_memory::least_shared_bytes;
 use crate::gemm::epilogue::Panels;
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::params::{PersistentTuning, SplitKTuning};
@@ -27,7 +28,7 @@ pub(super) fn persistent(
     Launch {
         grid: [clusters * cluster_m * cluster_n, 1],
         threads: config.threads(),
-        shared_bytes: config.shared_bytes(),
+        shared_bytes: config.shared_bytes().max(least_shared_bytes(cfg.allocated_columns())),
         cluster: cluster_m * cluster_n,
         tile_a: a.lines(),
         tile_b: if cfg.fusion == Fusion::Gated { cfg.tile_columns() } else { b.lines() },
@@ -46,7 +47,7 @@ pub(super) fn split_k(cfg: &split_k::Config, config: &GemmConfig, shape: GemmSha
     Launch {
         grid: [shape.n.div_ceil(tile_n) * config.split_k, m_tiles],
         threads: config.threads(),
-        shared_bytes: config.shared_bytes(),
+        shared_bytes: config.shared_bytes().max(least_shared_bytes(cfg.allocated_columns())),
         cluster: config.split_k,
         tile_a: cfg.tiles()[0].lines(),
         tile_b: cfg.part_of_b().lines(),

@@ -123,7 +123,7 @@ impl Config {
     }
 
     /// Columns of tensor memory: accumulators, then scales.
-    fn allocated_columns(&self) -> u32 {
+    pub(super) fn allocated_columns(&self) -> u32 {
         let scales = self.scaled_groups() * scale_words(self.operands) * GROUP_COLUMNS;
         (self.scales_column() + scales).next_power_of_two().max(32)
     }

@@ -1,6 +1,7 @@
 //! Configuration, shared-memory map and tensor-memory map.
 
 use crate::common::pipeline::Pipeline;
+use crate::common::tensor_memory::least_shared_bytes;
 use crate::common::workspace_reduce::room_bytes;
 use crate::common::{WARP, WARPGROUP};
 use crate::hyper_connection::{BLOCK_K, BLOCK_M, COLUMNS, WTile};
@@ -44,7 +45,7 @@ pub struct Config {
 impl Config {
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(&self) -> u32 {
-        SharedMap::new(self).bytes
+        SharedMap::new(self).bytes.max(least_shared_bytes(ALLOCATED_COLUMNS))
     }
 
     /// See [`hyper_connection::Config::workspace_bytes`](crate::hyper_connection::Config::workspace_bytes).
