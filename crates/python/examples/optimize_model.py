@@ -4,9 +4,11 @@ python optimize_model.py Qwen/Qwen3-8B               # a model of transformers, 
 python optimize_model.py Qwen/Qwen3-30B-A3B --recipe mxfp4
 python optimize_model.py                             # a toy model: on a GPU, else with the CPU reference
 OXIGEMM_DEVICE=sim python optimize_model.py          # the toy model by the GPU's kernels in the simulator
+OXIGEMM_DEVICE=sim:sm_100a python optimize_model.py  # the same by Blackwell's
 """
 
 import argparse
+import json
 import time
 
 import oxigemm
@@ -92,6 +94,7 @@ def main():
     parser.add_argument("model", nargs="?", help="a model of the hub or a folder; a toy model without it")
     parser.add_argument("--recipe", choices=["fp8", "mxfp8", "mxfp4", "nvfp4"], help="what layers become; fp8")
     parser.add_argument("--nvfp4", choices=["requantize", "bf16"], default="requantize")
+    parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
     parser.add_argument("--tokens", type=int, help="tokens to generate: 64, or 4 of the toy model")
     arguments = parser.parse_args()
     try:
@@ -108,11 +111,18 @@ def main():
         report = oxigemm.optimize(model, recipe=arguments.recipe, sample=(ids,), nvfp4=arguments.nvfp4)
         found = logits_of(model(ids)).float()
         after = memory(torch, model, device), tokens_per_second(torch, model, ids, tokens)
-    print(report)
-    for what, (size, speed) in (("before", before), ("after", after)):
-        print(f"{what:6}  {size / 1e6:10.1f} MB  {speed:8.1f} tokens/s")
     difference = float((found - exact).norm() / exact.norm())
-    print(f"logits: difference from the exact product of BF16 weights: {difference:.1e}")
+    cosine = float(torch.nn.functional.cosine_similarity(found.flatten(), exact.flatten(), 0))
+    if arguments.json:
+        figures = {"layers": len(report.layers), "difference": difference, "cosine": cosine}
+        for what, (size, speed) in (("before", before), ("after", after)):
+            figures[what] = {"bytes": size, "tokens_per_second": speed}
+        print(json.dumps(figures))
+    else:
+        print(report)
+        for what, (size, speed) in (("before", before), ("after", after)):
+            print(f"{what:6}  {size / 1e6:10.1f} MB  {speed:8.1f} tokens/s")
+        print(f"logits: difference from the exact product of BF16 weights: {difference:.1e}, cosine {cosine:.5f}")
     assert difference < 0.5
 
 

@@ -132,6 +132,11 @@ class Form:
     def recipes(self) -> Tuple[Any, Any]:
         return (1, self.block[1]), (128 if self.block == (128, 128) else 1, self.block[1])
 
+    @property
+    def d_format(self) -> str:
+        """What a GEMM writes that these weights multiply."""
+        return "mxfp8" if self.block[1] == 32 else "fp8"
+
     def words_of(self, words: torch.Tensor, n: int) -> torch.Tensor:
         """The words ``[..., words, pitch]`` of ``n`` rows of weights, as GEMMs take them."""
         return words[..., : ceil_div(n, self.block[0])].transpose(-1, -2)

@@ -81,12 +81,9 @@ def routed_block_scaled(
     apply_gate: Optional[Any] = None,
     biases: Tuple[Optional[torch.Tensor], Optional[torch.Tensor]] = (None, None),
 ) -> torch.Tensor:
-    """``routed`` for weights whose scales the tensor core applies, each with its form and a factor.
-
-    What is between the GEMMs is quantized by a kernel of its own.
-    """
+    """``routed`` for weights whose scales the tensor core applies, each with its form and a factor."""
     (first, w1, alpha1), (second, w2, alpha2) = gate_up, down
-    experts, both, inner = w1[0].shape[0], w1[0].shape[1], second.columns
+    experts = w1[0].shape[0]
     ids = top_k_index.to(torch.int32).contiguous()
     tokens, _, ends, places = moe.permute(ids, experts, _alignment())
     rows, expected_m = tokens.shape[0], max(1, ids.numel() // experts)
@@ -99,14 +96,15 @@ def routed_block_scaled(
     new = {"device": x.device, "dtype": torch.bfloat16}
     activations = first.gathered(x, tokens)
     if apply_gate is None:
-        hidden = torch.empty(rows, inner, **new)
-        multiply(first, activations, w1, hidden, alpha=alpha1, bias=biases[0], activation="silu", gated=True)
+        hidden = second.room_for(rows, x.device)
+        gated = {"activation": "silu", "gated": True, "d_scales": hidden[1], "d_format": second.d_format}
+        multiply(first, activations, w1, hidden[0], alpha=alpha1, bias=biases[0], **gated)
     else:
-        gates_and_ups = torch.empty(rows, both, **new)
+        gates_and_ups = torch.empty(rows, w1[0].shape[1], **new)
         multiply(first, activations, w1, gates_and_ups, alpha=alpha1, bias=biases[0])
-        hidden = apply_gate(gates_and_ups).contiguous()
+        hidden = second.quantized(apply_gate(gates_and_ups).contiguous())
     out = torch.empty(rows, x.shape[-1], **new)
-    multiply(second, second.quantized(hidden), w2, out, alpha=alpha2, bias=biases[1])
+    multiply(second, hidden, w2, out, alpha=alpha2, bias=biases[1])
     return moe.unpermute(out, places, top_k_weights.to(torch.float32).contiguous())
 
 
