@@ -115,6 +115,8 @@ impl Matrix {
                 let bits = random::bits(seed + 1, index as u64) as u8;
                 match (scale, drawn) {
                     (BlockScale::Ue8m0(_), Drawn::Normal) => 120 + bits % 16,
+                    // Those of e5m2 are smaller.
+                    (BlockScale::Ue8m0(_), Drawn::Subnormal) if codes == Codes::E5m2 => 62 + bits % 16,
                     (BlockScale::Ue8m0(_), Drawn::Subnormal) => 50 + bits % 16,
                     // Elements of a block cancel each other if those of the next do not drown them.
                     (BlockScale::Ue8m0(_), Drawn::Cancelling) => 122 + bits % 8,
