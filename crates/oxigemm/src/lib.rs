@@ -67,7 +67,8 @@ mod tensor;
 
 pub use attention::{
     RawMqaLogits, RawPagedMqaLogits, fp4_mqa_logits, fp4_paged_mqa_logits, fp8_mqa_logits,
-    fp8_mqa_logits_raw, fp8_paged_mqa_logits, fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
+    fp8_mqa_logits_raw, fp8_paged_mqa_logits, fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata,
+    get_paged_mqa_logits_metadata_raw,
 };
 pub use check::gemm::tensors::Addend;
 pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};

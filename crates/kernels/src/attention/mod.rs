@@ -19,13 +19,13 @@ pub mod paged_metadata;
 pub mod prefill;
 mod scheduler;
 mod shape;
-mod smem;
 pub mod sm100;
 pub mod sm90;
+mod smem;
 
 pub use shape::{
-    DEDICATED_NEXT, DIMS, Format, HEAD_STEP, HEADS, HeadTile, Heads, LogitFlags, MAX_HEADS, PADDED_HEADS, PAGE_SIZES,
-    TILE_KEYS,
+    DEDICATED_NEXT, DIMS, Format, HEAD_STEP, HEADS, HeadTile, Heads, LogitFlags, MAX_HEADS, PADDED_HEADS,
+    PAGE_SIZES, TILE_KEYS,
 };
 
 use crate::arch::Arch;

@@ -144,8 +144,7 @@ impl<'k> Prefill<'k> {
                 let at = query.widening_mul(p.weights_pitch) + head.to_u64();
                 let from = p.weights.at(at * 4u64);
                 let exists = query.lt(p.query_count);
-                let exists =
-                    if self.padded { exists & head.lt(head_count(p.flags)) } else { exists };
+                let exists = if self.padded { exists & head.lt(head_count(p.flags)) } else { exists };
                 from.load_readonly_if(exists, 0.0)
             };
             let weights: Vec<F32<'k>> = steps.iter().map(weight).collect();

@@ -194,7 +194,9 @@ unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options:
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
-    unsafe { launch_with(backend, plan.config, plan.blocks, options, list, arguments.q_scales.map(|q| q.address)) }
+    unsafe {
+        launch_with(backend, plan.config, plan.blocks, options, list, arguments.q_scales.map(|q| q.address))
+    }
 }
 
 /// Checks and launches.
@@ -217,7 +219,8 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
 ) -> Result<()> {
     let Some(problem) = arguments.check()? else { return Ok(()) };
     let plan = PagedMqaPlan::best(&problem, backend.limits().arch)?;
-    let PagedMqaProblem { format, heads, sequences, next, page_keys, pages, page_pitch, columns, .. } = problem;
+    let PagedMqaProblem { format, heads, sequences, next, page_keys, pages, page_pitch, columns, .. } =
+        problem;
     let (tile, heads) = (plan.tile, in_bytes(heads, format));
     // Keys of a load: a page, or a tile of a larger one.
     let loaded = page_keys.min(TILE_KEYS);
@@ -258,7 +261,9 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
-    unsafe { launch_with(backend, plan.config, problem.parts, options, list, arguments.q_scales.map(|q| q.address)) }
+    unsafe {
+        launch_with(backend, plan.config, problem.parts, options, list, arguments.q_scales.map(|q| q.address))
+    }
 }
 
 /// Checks and launches.

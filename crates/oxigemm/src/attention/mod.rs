@@ -123,7 +123,8 @@ pub fn fp4_mqa_logits(
 }
 
 /// Q with its scales if it is FP4, keys with their scales, weights, and ranges.
-type PrefillOperands<'a> = ((&'a Tensor, Option<&'a Tensor>), (&'a Tensor, &'a Tensor), &'a Tensor, [&'a Tensor; 2]);
+type PrefillOperands<'a> =
+    ((&'a Tensor, Option<&'a Tensor>), (&'a Tensor, &'a Tensor), &'a Tensor, [&'a Tensor; 2]);
 
 fn mqa_logits(
     ((q, q_scales), (kv, kv_scales), weights, [starts, ends]): PrefillOperands<'_>,
@@ -144,7 +145,14 @@ fn mqa_logits(
     };
     let reference = || match arguments.check()? {
         None => Ok(()),
-        Some(_) => reference::mqa_logits_tensors((q, q_scales), (kv, kv_scales), weights, [starts, ends], logits, form),
+        Some(_) => reference::mqa_logits_tensors(
+            (q, q_scales),
+            (kv, kv_scales),
+            weights,
+            [starts, ends],
+            logits,
+            form,
+        ),
     };
     // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
     q.device().run(options.stream.as_ref(), reference, |device| unsafe {

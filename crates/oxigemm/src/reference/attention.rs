@@ -29,7 +29,9 @@ fn decode_fp4(codes: &[u8], scales: &[u8], row: usize) -> Vec<f64> {
     rows.flat_map(|(codes, scales)| {
         codes.chunks(16).zip(scales).flat_map(|(codes, &scale)| {
             let scale = if scale == 0xff { f64::NAN } else { 2f64.powi(i32::from(scale) - 127) };
-            codes.iter().flat_map(move |&pair| [pair, pair >> 4].map(|code| f64::from(decode_e2m1(code)) * scale))
+            codes
+                .iter()
+                .flat_map(move |&pair| [pair, pair >> 4].map(|code| f64::from(decode_e2m1(code)) * scale))
         })
     })
     .collect()

@@ -72,9 +72,7 @@ fn no_schedule_changes_the_bits_of_a_prefill() {
         };
         let sim = blackwell();
         let about = if fp4 { "FP4 prefill" } else { "FP8 prefill" };
-        same_bits(about, some_schedules(), &sim, |_| {
-            case.run(&Device::Sim(sim.clone())).to_bytes().unwrap()
-        });
+        same_bits(about, some_schedules(), &sim, |_| case.run(&Device::Sim(sim.clone())).to_bytes().unwrap());
     }
 }
 
@@ -98,9 +96,7 @@ fn no_schedule_changes_the_bits_of_pages() {
         };
         let sim = blackwell();
         let about = if fp4 { "FP4 pages" } else { "FP8 pages" };
-        same_bits(about, some_schedules(), &sim, |_| {
-            case.run(&Device::Sim(sim.clone())).to_bytes().unwrap()
-        });
+        same_bits(about, some_schedules(), &sim, |_| case.run(&Device::Sim(sim.clone())).to_bytes().unwrap());
     }
 }
 

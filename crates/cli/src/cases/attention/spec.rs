@@ -112,7 +112,12 @@ impl PrefillSpec {
 impl fmt::Display for PrefillSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PrefillSpec { format, heads, dim, queries, keys, ranges, form, dtype, at_end, seed } = self;
-        write!(f, "{}mqa sq{queries} sk{keys} h{heads} d{dim} {ranges:?} {form:?} {dtype}{}", prefix(*format), place(*at_end))?;
+        write!(
+            f,
+            "{}mqa sq{queries} sk{keys} h{heads} d{dim} {ranges:?} {form:?} {dtype}{}",
+            prefix(*format),
+            place(*at_end)
+        )?;
         write!(f, " seed {seed}")
     }
 }

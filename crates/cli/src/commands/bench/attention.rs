@@ -82,6 +82,7 @@ fn describe(
 ) -> Result<String, Failure> {
     let [starts, ends] = &operands.bounds;
     let arguments = MqaLogits {
+        q_scales: operands.q_scales.as_ref().map(|scales| scales.describe("q_scales")),
         q: operands.q.describe("q"),
         kv: operands.kv.describe("kv"),
         kv_scales: operands.kv_scales.describe("kv_scales"),
@@ -92,6 +93,7 @@ fn describe(
         form,
     };
     let problem = arguments.check()?.ok_or("there is nothing to compute")?;
-    let plan = MqaPlan::best(&problem, device.limits().ok_or("bench needs a GPU")?.sms);
+    let limits = device.limits().ok_or("bench needs a GPU")?;
+    let plan = MqaPlan::best(&problem, limits.arch, limits.sms)?;
     Ok(format!("{} blocks", plan.blocks))
 }

@@ -1,9 +1,9 @@
 //! Configuration, shared-memory map and tensor-memory map.
 
 use crate::attention::paged::scale_pitch;
+use crate::attention::prefill;
 use crate::attention::shape::{Format, HeadTile, Heads, TILE_KEYS};
 use crate::attention::smem::{SLOTS, SmemShape};
-use crate::attention::prefill;
 use crate::common::WARP;
 use crate::common::pipeline::Pipeline;
 use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS};

@@ -79,7 +79,8 @@ impl<'k> Cta<'k, '_> {
         let mut sums: [Option<F32<'k>>; 4] = [None; 4];
         for first in (0..heads).step_by(COLUMNS as usize) {
             let loads = (first..heads.min(first + COLUMNS)).step_by(LOAD as usize);
-            let heads: Vec<U32<'k>> = loads.flat_map(|column| columns.column(column).load_rows(LOAD)).collect();
+            let heads: Vec<U32<'k>> =
+                loads.flat_map(|column| columns.column(column).load_rows(LOAD)).collect();
             k.tensor_memory_wait_loads();
             for (nth, four) in (0u32..).zip(heads.as_chunks::<4>().0) {
                 let weights: [F32<'k>; 4] = weights.at((first + nth * 4) * 4).load_vec();

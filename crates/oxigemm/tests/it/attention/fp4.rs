@@ -32,7 +32,8 @@ pub fn queries(dims: &[usize], odd: &[Odd], device: &Device) -> (Tensor, Tensor)
     let mut bytes = dims.to_vec();
     bytes[dims.len() - 1] = dim / 2;
     let q = Tensor::from_bytes(DType::U8, &codes(22, rows * dim / 2), &bytes, device).unwrap();
-    let scales = Tensor::from_bytes(DType::I32, scales.as_flattened(), &dims[..dims.len() - 1], device).unwrap();
+    let scales =
+        Tensor::from_bytes(DType::I32, scales.as_flattened(), &dims[..dims.len() - 1], device).unwrap();
     (q, scales)
 }
 
