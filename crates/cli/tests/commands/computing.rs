@@ -16,6 +16,23 @@ fn logits_are_computed_checked_and_refused() {
 }
 
 #[test]
+fn logits_of_fp4_are_computed_on_blackwell_and_refused_elsewhere() {
+    let sizes = ["--heads", "32", "--dim", "64"];
+    for problem in [&["--queries", "9", "--keys", "200"][..], &["--paged", "100,0,33", "--next", "2"]] {
+        for fp4 in [&[][..], &["--fp4"]] {
+            let blackwell = ["logits", "--device", "sim:sm_100a", "--json"];
+            let found = &json(&[&blackwell, &sizes[..], problem, fp4].concat())[0];
+            assert_eq!(found["verdict"]["right"], true, "{problem:?} {fp4:?}: {found}");
+        }
+        let hopper = ["logits", "--device", "sim", "--fp4"];
+        let (_, message) = refused(&[&hopper, &sizes[..], problem].concat());
+        assert!(message.contains("`q`") && message.contains("sm_90a"), "{message}");
+    }
+    let (_, message) = refused(&["logits", "--device", "sim:sm_100a", "--fp4", "--dim", "32"]);
+    assert!(message.contains("--dim"), "{message}");
+}
+
+#[test]
 fn hyper_connections_are_computed_checked_and_refused() {
     fn hc<'a>(size: &[&'a str]) -> Vec<&'a str> {
         [&["hc", "--device", "sim", "--json"], size].concat()

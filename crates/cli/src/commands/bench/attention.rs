@@ -82,6 +82,7 @@ fn describe(
 ) -> Result<String, Failure> {
     let [starts, ends] = &operands.bounds;
     let arguments = MqaLogits {
+        q_scales: operands.q_scales.as_ref().map(|scales| scales.describe("q_scales")),
         q: operands.q.describe("q"),
         q_scales: None,
         kv: operands.kv.describe("kv"),
