@@ -513,9 +513,9 @@ d_scales [M, N/128]; [M, N/2/128] if gated  float32                 any strides;
 values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
 scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
 
-On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of 128,
-32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row, as the
-next GEMM reads them. FP4 are uint8 [M, N/2]. ``tensor_scale`` is the scale of all that NVFP4 has.
+On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of
+128, 32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row,
+as the next GEMM reads them. FP4 are uint8 [M, N/2]. ``tensor_scale`` is the scale of all that NVFP4 has.
 """
 
 M_GROUPED_FP8_FUSED_DOC = """\

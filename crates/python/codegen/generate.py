@@ -272,8 +272,11 @@ def lines_of(text: str, width: int) -> List[str]:
 def stubs() -> str:
     """The types of structured arguments."""
 
+    def annotations(name: str) -> str:
+        return ", ".join(field.annotation for field in FIELDS[name])
+
     def fields(name: str) -> str:
-        return f"Tuple[{', '.join(field.annotation for field in FIELDS[name])}]"
+        return f"Tuple[{annotations(name)}]"
 
     def union(names: Sequence[str]) -> str:
         return "Union[\n" + "".join(f"    {fields(name)},\n" for name in names) + "]"
@@ -282,7 +285,7 @@ def stubs() -> str:
     groupings = [name for name in FIELDS if "grouped" in name]
     return (
         f"{types}Operands = {union(['operands', 'scaled_operands'])}\n"
-        f"Grouping = {union(groupings)}\nEpilogue = {fields('epilogue')}\n"
+        f"Grouping = {union(groupings)}\nEpilogue = Tuple[\n    {annotations('epilogue')}\n]\n"
     )
 
 

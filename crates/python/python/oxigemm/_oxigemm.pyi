@@ -19,7 +19,9 @@ Grouping = Union[
     Tuple[Optional[Any], Optional[Any], Optional[int], bool],
     Tuple[Optional[Sequence[int]], Optional[Any], bool],
 ]
-Epilogue = Tuple[float, float, Optional[Any], str, bool, Optional[Tuple[int, int, int]], Optional[Any], bool, Optional[str], float]
+Epilogue = Tuple[
+    float, float, Optional[Any], str, bool, Optional[Tuple[int, int, int]], Optional[Any], bool, Optional[str], float
+]
 # End of what is generated.
 
 class GemmKind:
