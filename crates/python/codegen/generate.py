@@ -274,8 +274,11 @@ def lines_of(text: str, width: int) -> List[str]:
 def stubs() -> str:
     """The types of structured arguments."""
 
+    def annotations(name: str) -> str:
+        return ", ".join(field.annotation for field in FIELDS[name])
+
     def fields(name: str) -> str:
-        return f"Tuple[{', '.join(field.annotation for field in FIELDS[name])}]"
+        return f"Tuple[{annotations(name)}]"
 
     def union(names: Sequence[str]) -> str:
         return "Union[\n" + "".join(f"    {fields(name)},\n" for name in names) + "]"

@@ -1,5 +1,7 @@
 //! Building blocks that kernels of every operation share.
 
+pub mod block_scale;
+pub mod codes;
 pub mod even_split;
 pub mod fast_divmod;
 pub mod grid_barrier;

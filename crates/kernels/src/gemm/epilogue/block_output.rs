@@ -6,9 +6,9 @@
 
 use super::fp8_output::{QuantizedRows, StagedFp8};
 use super::{Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
+use crate::common::block_scale::{TensorScale, power_of_two};
+use crate::common::codes::{Code, bits, encode_e2m1_fours};
 use crate::gemm::epilogue::fusion::SCALED_COLUMNS;
-use crate::quantize::scale::{Scale, TensorScale};
-use crate::quantize::vec8::{Code, Vec8, bits};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, U32};
 
@@ -108,7 +108,7 @@ impl<'k> BlockRows<'k, '_> {
             BlockOutput::Nvfp4 => {
                 TensorScale::given(self.rows.params.tensor_scale()).block_scale(self.rows.k, amax)
             }
-            format => Scale::power_of_two(format.code().max_finite(), amax),
+            format => power_of_two(format.code().max_finite(), amax),
         }
     }
 
@@ -161,7 +161,7 @@ impl<'k> BlockRows<'k, '_> {
     ) {
         let QuantizedRows { k, warp, lane, .. } = self.rows;
         let values: [F32<'k>; 8] = std::array::from_fn(|i| octets[i / 2][i % 2]);
-        let codes = exchange_bytes(k, lane, Vec8::encode_e2m1_fours(k, &values, factors));
+        let codes = exchange_bytes(k, lane, encode_e2m1_fours(&values, factors));
         let to = place.staging.at(warp * WARP_BYTES).at(chunk_offset(row, k.constant(chunk)));
         to.at(below * ROW_BYTES).at((lane & 3) * 4).store(codes);
     }
