@@ -128,7 +128,8 @@ fn only_orders(kind: Kind, what: &str) -> bool {
     match kind {
         CopyGroup | BulkGroup | CtaBarrier | WarpBarrier | ClusterBarrier | Phase | Parity | Count => true,
         Commit | Wait => what.contains("tcgen05."),
-        Fence | Allocation | Permit | Descriptor | Claim | Issue | Launch => false,
+        Fence => what.contains("tcgen05.fence"),
+        Allocation | Permit | Descriptor | Claim | Issue | Launch => false,
     }
 }
 

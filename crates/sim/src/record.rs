@@ -153,6 +153,11 @@ pub enum Deed {
         /// Stores, or loads.
         stores: bool,
     },
+    /// `tcgen05.fence`
+    FenceTensor {
+        /// `after_thread_sync`, or `before_thread_sync`.
+        after: bool,
+    },
     /// A proxy fence for shared and for global memory.
     FenceProxy {
         /// For shared memory.

@@ -76,21 +76,22 @@ fn by_one(kernel: &GemmKernel, gemm: GemmCase) -> Case {
 
 fn dense(kernel: &GemmKernel) -> Vec<Case> {
     let ((types, layout), [rows, columns, _]) = (operands_of(kernel), tile(kernel));
-    // Three tiles of four stages.
-    let plain = GemmCase::dense(types, layout, [2 * rows + 5, columns - 8, depth(kernel, 3)]);
+    // Six tiles of two stages: each accumulator is read, written and read again, and so is each stage.
+    let plain = GemmCase::dense(types, layout, [2 * rows + 5, columns + 8, depth(kernel, 1)]);
     let order = |order| if types.has_scales() { order } else { ScaleOrder::Row };
     let added = GemmCase {
         d_type: DType::F32,
         addend: AddendKind::Inplace,
         sfa: order(ScaleOrder::Mn),
+        n: columns - 8,
+        k: depth(kernel, 3),
         ..plain.clone()
     };
     let odd = GemmCase {
         d_padding: 1,
         addend: AddendKind::Other,
-        n: columns + 5,
         m: rows - 61,
-        ..GemmCase { d_type: DType::F32, k: depth(kernel, 1), ..plain.clone() }
+        ..GemmCase { d_type: DType::F32, n: columns + 5, ..plain.clone() }
     };
     [plain, added, odd].map(|gemm| by_one(kernel, gemm)).to_vec()
 }
@@ -115,10 +116,10 @@ fn epilogues(kernel: &GemmKernel) -> Vec<Option<EpilogueSpec>> {
 fn fused(kernel: &GemmKernel, fusion: Fusion) -> Vec<Case> {
     let ((types, layout), [rows, ..]) = (operands_of(kernel), tile(kernel));
     let n = 128 * fusion.accumulators() as usize;
-    let of = |rows| GemmCase::dense(types, layout, [rows, n, depth(kernel, 3)]);
+    let of = |rows| GemmCase::dense(types, layout, [rows, n, depth(kernel, 1)]);
     let mut cases: Vec<Case> = epilogues(kernel)
         .into_iter()
-        .map(|epilogue| by_one(kernel, GemmCase { epilogue, ..of(2 * rows + 5) }))
+        .map(|epilogue| by_one(kernel, GemmCase { epilogue, ..of(4 * rows + 5) }))
         .collect();
     let added = GemmCase { d_type: DType::F32, addend: AddendKind::Inplace, ..of(rows - 61) };
     let epilogue = epilogues(kernel).swap_remove(0);
@@ -136,7 +137,7 @@ fn m_grouped(kernel: &GemmKernel, fusion: Fusion) -> Vec<Case> {
         GemmCase { layout, ..GemmCase::m_grouped(types, groups, [n, depth(kernel, 3)]) }
     };
     let layouts = [GroupLayout::Counts, GroupLayout::Ids, GroupLayout::Ends];
-    let sizes = [vec![rows / 2 + 2, 0, rows + 1], vec![rows + 3, 0, 17], vec![1, rows, 17]];
+    let sizes = [vec![rows / 2 + 2, 0, rows + 1], vec![rows + 3, 0, 17, 2, 1], vec![1, rows, 17, 3, 40]];
     let mut epilogues =
         if fusion == Fusion::None { vec![None] } else { epilogues(kernel) }.into_iter().cycle();
     let mut d_types = [types.d_types[0], DType::F32, types.d_types[0]].into_iter();
@@ -243,13 +244,22 @@ impl Loaded {
             output.write_bytes(bytes)?;
         }
         self.before = before;
-        Ok(match &mut self.work {
+        Ok(self.launch())
+    }
+
+    fn launch(&mut self) -> oxigemm::Result<()> {
+        match &mut self.work {
             Work::Gemm(gemm) => gemm.run(&self.options),
             Work::KGrouped(gemm) => gemm.run(&self.options),
             Work::HyperConnection(_, HcOperands { a, b, d, sqr_sum }) => {
                 tf32_hc_prenorm_gemm(a, b, d, sqr_sum, &self.options)
             }
-        })
+        }
+    }
+
+    /// Runs it again behind the last run, before anything else touches memory: a launch that may begin while that one runs.
+    pub fn run_again(&mut self) -> oxigemm::Result<()> {
+        self.launch()
     }
 
     /// The bytes of the result.

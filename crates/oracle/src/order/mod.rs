@@ -8,8 +8,9 @@
 //!
 //! The criterion: of every two accesses to the same byte by different threads (or by asynchronous work), at least one
 //! of which writes, the first is over at a moment from which a path leads to the moment before the second; where a
-//! generic write meets the async proxy, a path leads through a proxy fence of one of the two threads. Then no schedule
-//! can exchange them. Any path counts, so that an order through several barriers and threads is one.
+//! generic write meets the async proxy, a path leads through a proxy fence of one of the two threads; and where a kernel
+//! has `tcgen05.fence`, accesses of different warps to tensor memory have both of them on a path. Then no schedule can
+//! exchange them. Any path counts, so that an order through several barriers and threads is one.
 //!
 //! Beside that no mbarrier may be overtaken: an arrival at a phase comes after a path from the completion of the phase
 //! before; a thread that waits for a phase knows that the one before is complete; and some arrival at the next phase
@@ -111,7 +112,35 @@ impl Run {
         if a.write && generic && through_async && !self.fenced(a, b) {
             return Some("no proxy fence is between them");
         }
+        if self.has_tensor_fences && !program_order && !self.fenced_in_tensor_memory(a, b) {
+            return Some("tcgen05.fence is missing between them");
+        }
         None
+    }
+
+    /// Whether two accesses to tensor memory of different warps have `tcgen05.fence` on a path: the second one's, and
+    /// before it the first one's, unless that is work that a commit has ended, which is a fence as well. Allocations are no
+    /// such accesses.
+    fn fenced_in_tensor_memory(&mut self, a: &Access, b: &Access) -> bool {
+        let asynchronous = a.kind.piece().is_some() && b.kind.piece().is_some();
+        let [first, second] = [a, b].map(|x| &self.threads[x.thread as usize]);
+        if !matches!(a.place.1, Store::Tensor(_)) || !asynchronous || first.warp == second.warp {
+            return true;
+        }
+        let committed = a.kind.piece().is_some_and(|p| self.pieces[p as usize].tensor_core);
+        let [own, others] = [first.tensor_fences[0].clone(), second.tensor_fences[1].clone()];
+        let (over, before) = (self.over(a), self.before(b));
+        let froms: Vec<Node> = match committed {
+            true => over,
+            false => {
+                let behind = |fence: &Node| over.iter().any(|over| self.graph.reaches(*over, *fence, Later));
+                own.into_iter().filter(behind).collect()
+            }
+        };
+        others.into_iter().any(|fence| {
+            self.graph.reaches(fence, before, Later)
+                && froms.iter().any(|from| self.graph.reaches(*from, fence, Later))
+        })
     }
 
     /// Whether an mbarrier's initialization is behind a fence for the cluster that comes before a moment.

@@ -19,6 +19,8 @@ pub(super) struct Thread {
     pub(super) busy: bool,
     /// Proxy fences: which moment, for shared memory, for global memory.
     pub(super) fences: Vec<(u32, bool, bool)>,
+    /// `tcgen05.fence`: before and after a synchronization.
+    pub(super) tensor_fences: [Vec<Node>; 2],
     /// Fences behind initializations of mbarriers.
     pub(super) init_fences: Vec<u32>,
     pub(super) open: HashMap<u8, Vec<u32>>,
@@ -117,6 +119,8 @@ pub(super) struct Run {
     pub(super) passes: Vec<Visit>,
     /// The last piece of work of a warp.
     pub(super) last: HashMap<(u32, u32), (u32, u32, u32)>,
+    /// Whether there is a `tcgen05.fence`: then accesses to tensor memory need them.
+    pub(super) has_tensor_fences: bool,
     pub(super) warps_per_cta: u32,
 }
 
@@ -469,6 +473,14 @@ impl Run {
                 for thread in threads {
                     let own = &mut self.threads[thread as usize];
                     own.fences.push((own.moments.len() as u32 - 1, shared, global));
+                }
+            }
+            Deed::FenceTensor { after } => {
+                self.has_tensor_fences = true;
+                self.moment(&threads, time);
+                for thread in threads {
+                    let now = self.now(thread);
+                    self.threads[thread as usize].tensor_fences[usize::from(after)].push(now);
                 }
             }
             Deed::FenceInit => {

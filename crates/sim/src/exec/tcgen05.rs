@@ -65,6 +65,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &Tcgen05Op, at: Issu
             Ok(Next::Step)
         }
         Tcgen05Op::Fence { after } => {
+            cx.record(warp.index, at.active, Deed::FenceTensor { after: *after });
             if let Some(h) = &mut cx.cluster.hazards {
                 h.tensor_fence(warp.index, *after);
             }

@@ -224,9 +224,14 @@ fn fate(
                 instruction_limit: 20 * known.instructions + INSTRUCTION_LIMIT / 40,
                 ..schedule.clone()
             };
-            let (found, _) = trial((loaded, sim), schedule, Some(&known.bits), warps)?;
+            let (found, _) = trial((&mut *loaded, sim), schedule, Some(&known.bits), warps)?;
             if found.is_some() {
                 return Ok(Some((found, None)));
+            }
+            if let (Kind::Launch, Err(Error::Fault { fault, .. })) =
+                (Kind::of(&mutant.what), loaded.run_again())
+            {
+                return Ok(Some((Some(format!("{:?}", fault.kind)), None)));
             }
         }
     }

@@ -12,13 +12,22 @@ struct Explained {
     why: &'static str,
 }
 
-const EXPLAINED: &[Explained] = &[Explained {
-    kernels: "sm100_",
-    what: "tcgen05.relinquish_alloc_permit",
-    file: "",
-    times: 1,
-    why: "only a CTA that waits for tensor memory on the same SM needs it: it says nothing to its own CTA",
-}];
+const EXPLAINED: &[Explained] = &[
+    Explained {
+        kernels: "sm100_",
+        what: "tcgen05.relinquish_alloc_permit",
+        file: "",
+        times: 1,
+        why: "only a CTA that waits for tensor memory on the same SM needs it: it says nothing to its own CTA",
+    },
+    Explained {
+        kernels: "sm100_",
+        what: "griddepcontrol.launch_dependents",
+        file: "",
+        times: 1,
+        why: "without it the next kernel starts when this one has ended: later, and no less right",
+    },
+];
 
 /// Why nothing is lost without an instruction, where somebody has looked; `uses` counts how often a reason was given.
 pub(super) fn why(
