@@ -61,7 +61,7 @@ impl<'k> LaunchControl<'k> {
     }
 
     /// Claims tiles, of so many in all, until there is none: one thread of each block, of which the leader's asks for
-    /// all.
+    /// all, and the other is a reader.
     pub fn claim(&self, tiles: U32<'k>, leads: Pred<'k>) {
         let (k, cursor, pace) = (self.k, self.ring.reader(), self.ring.writer());
         let tile = k.var_from(k.cluster_index());
@@ -77,6 +77,9 @@ impl<'k> LaunchControl<'k> {
                 full.arrive_expecting(ClaimResponse::BYTES);
                 k.if_(leads, || self.response(&cursor).claim(full, self.pair));
                 tile.set(self.next(&cursor));
+                if self.pair {
+                    k.if_(!leads, || self.release(&cursor));
+                }
                 cursor.advance();
             },
         );

@@ -60,7 +60,8 @@ impl Persistent {
 
     /// A case in clusters on so many SMs.
     fn case(&self, gemm: GemmCase, cluster: [u32; 2], sms: u32) -> Case {
-        Case { gemm, config: GemmConfig { cluster, ..GemmConfig::of(self.kernel) }, num_sms: Some(sms) }
+        let config = GemmConfig { cluster, ..GemmConfig::of(self.kernel) };
+        Case { gemm, config, num_sms: (!config.covers_d()).then_some(sms) }
     }
 }
 

@@ -127,10 +127,10 @@ impl Config {
     }
 
     /// Roles that read responses to claims, in all CTAs that share the MMA: in each the producer, the scale producer and
-    /// the epilogue warps, and in one the MMA thread.
+    /// the epilogue warps, in the one that multiplies the MMA thread, and in the other that which waits for responses.
     pub(super) fn claim_readers(&self) -> u32 {
         let scales = if self.scale_words() > 0 { 1 } else { 0 };
-        self.ctas() * (1 + scales + EPILOGUE_WARPS) + 1
+        self.ctas() * (2 + scales + EPILOGUE_WARPS)
     }
 
     /// What the tile scheduler has to know.
