@@ -8,15 +8,23 @@ cargo test --workspace --locked --no-fail-fast
 # `cargo run` of one package has other features of shared crates, and would build them all again.
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
+oxigemm=${CARGO_TARGET_DIR:-target}/debug/oxigemm
 parts=()
 for part in 1 2; do
-    "${CARGO_TARGET_DIR:-target}/debug/oxigemm" verify --quick --device sim --part "$part/2" >"$reports/$part" 2>&1 &
+    "$oxigemm" verify --quick --device sim --part "$part/2" >"$reports/$part" 2>&1 &
     parts+=($!)
 done
+# Blackwell's kernels are tested above: a part of the suite, and that the script for a B200 goes through.
+blackwell() {
+    "$oxigemm" verify --quick --device sim:sm_100a --part 1/8
+    tools/b200.sh --dry-run "$oxigemm" "$reports/b200-results"
+}
+blackwell >"$reports/blackwell" 2>&1 &
+parts+=($!)
 tools/python.sh || { kill "${parts[@]}"; exit 1; }
 status=0
 for part in "${parts[@]}"; do
     wait "$part" || status=$?
 done
-cat "$reports"/*
+cat "$reports"/{1,2,blackwell}
 exit "$status"

@@ -228,7 +228,7 @@ fn bad_arguments_are_one_clear_sentence() {
         (vec!["verify", "--device", "cpu", "--part", "0/0"], "such as 1/2"),
         (
             vec!["verify", "--device", "cpu", "--filter", "sizes of zero", "--part", "99/99"],
-            "part 99/99 of 13 checks has none",
+            "part 99/99 of 14 checks has none",
         ),
         (vec!["inspect", "-m", "0", "-n", "1", "-k", "1"], "at least 1"),
         (vec!["prebuild", "--arch", "sm_80", "--list"], "no kernel is written for sm_80"),

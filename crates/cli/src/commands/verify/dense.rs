@@ -3,14 +3,14 @@
 use oxigemm::{GemmLayout, GemmOptions};
 use oxigemm_testkit::{
     BF16, FP4_FP8, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_FP4, FP8_UE8M0, FP16, Failure, GemmCase, MXFP4,
-    MXFP8, NVFP4, OperandTypes,
+    MXFP8, NVFP4, OperandTypes, TF32,
 };
 
 use super::random::{ADDENDS, Draw, fitting_k};
 use super::{Check, Setup, each, ensure, gemms};
 
-const TYPES: [OperandTypes; 12] =
-    [FP8, FP8_1D1D, BF16, FP16, FP8_1X32, FP8_32X32, FP8_UE8M0, MXFP8, MXFP4, NVFP4, FP8_FP4, FP4_FP8];
+const TYPES: [OperandTypes; 13] =
+    [FP8, FP8_1D1D, BF16, FP16, FP8_1X32, FP8_32X32, FP8_UE8M0, MXFP8, MXFP4, NVFP4, FP8_FP4, FP4_FP8, TF32];
 
 pub fn checks(setup: &Setup) -> Vec<Check> {
     let mut checks = Vec::new();
