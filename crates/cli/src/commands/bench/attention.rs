@@ -84,7 +84,6 @@ fn describe(
     let arguments = MqaLogits {
         q_scales: operands.q_scales.as_ref().map(|scales| scales.describe("q_scales")),
         q: operands.q.describe("q"),
-        q_scales: None,
         kv: operands.kv.describe("kv"),
         kv_scales: operands.kv_scales.describe("kv_scales"),
         weights: operands.weights.describe("weights"),
