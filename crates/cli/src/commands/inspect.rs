@@ -1,7 +1,7 @@
 //! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
 
-use oxigemm::{Arch, GemmLayout};
 use oxigemm::plan::{self, Cost, GemmConfig, Limits, Plan, PlanShape};
+use oxigemm::{Arch, GemmLayout};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
 use oxigemm_kernels::gemm::TensorMemoryPart;
