@@ -74,7 +74,7 @@ impl Matrix {
                 (Codes::Bf16 | Codes::Tf32, Drawn::Cancelling) => {
                     bits & 0x8000 | (112 + bits % 30) << 7 | bits >> 20 & 0x7f
                 }
-                (Codes::Bf16 | Codes::Tf32, Drawn::Subnormal) if index % 2 == 0 => bits & 0x807f,
+                (Codes::Bf16 | Codes::Tf32, Drawn::Subnormal) if index.is_multiple_of(2) => bits & 0x807f,
                 (Codes::Bf16 | Codes::Tf32, Drawn::Subnormal) => {
                     bits & 0x8000 | (100 + bits % 40) << 7 | bits >> 20 & 0x7f
                 }

@@ -70,7 +70,9 @@ refused!(c_of_rank_4, Rank, "c", |x| c(x).rank = 4);
 refused!(d_of_rank_0, Rank, "d", |x| x.d.rank = 0);
 
 refused!(a_of_e4m3, DType, "a", |x| x.a.dtype = DType::E4m3);
-refused!(a_of_f32, DType, "a", |x| x.a.dtype = DType::F32);
+// An f32 A is multiplied as TF32, and by such a B alone.
+refused!(b_unlike_a_of_f32, DType, "b", |x| x.a.dtype = DType::F32);
+refused!(a_of_i32, DType, "a", |x| x.a.dtype = DType::I32);
 refused!(b_unlike_a, DType, "b", |x| x.b.dtype = DType::F16);
 refused!(c_unlike_d, DType, "c", |x| c(x).dtype = DType::F32);
 refused!(d_of_the_other_16_bits, DType, "d", |x| x.d.dtype = DType::F16);
