@@ -96,7 +96,7 @@ fn dense_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
     let mut shapes = Vec::new();
     if fp8 {
         for (i, (d_type, addend, sfa)) in combinations().enumerate() {
-            let drawn = draw.scaled(types);
+            let drawn = GemmCase { layout, ..draw.scaled(types) };
             let (sfb, seed) = (ORDERS[(i + i / 4) % 4], drawn.seed);
             let case = if i % 3 == 0 { GemmCase { seed, ..whole.clone() } } else { drawn };
             shapes.push((i, GemmCase { d_type, addend, sfa, sfb, ..case }));
