@@ -33,7 +33,7 @@ pub fn checks(setup: &Setup) -> Vec<Check> {
         let check = if plain_nvfp4 { without_factor } else { check };
         let run = move |setup: &Setup| check(setup, config);
         let check = Check::with_kernels(format!("kernel {}", config.name()), run);
-        Check { long: few && i % 5 != 0, ..check }
+        Check { long: few && i % 10 != 0, ..check }
     };
     kernels.into_iter().enumerate().map(check).collect()
 }
