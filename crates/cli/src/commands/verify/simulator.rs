@@ -71,7 +71,8 @@ fn dense_case(
     };
     let choices = fitting(setup, config, &case)?;
     // Every layout in turn, where they share kernels.
-    let layout = if case.types.has_scales() { GemmLayout::ALL[turn % 4] } else { case.layout };
+    let shared = case.types.has_scales() && !config.operands().is_block_scaled();
+    let layout = if shared { GemmLayout::ALL[turn % 4] } else { case.layout };
     let case = GemmCase { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..case };
     let choice = Some(choices[turn * 5 % choices.len()]);
     Ok((case, GemmOptions { config: choice, ..Default::default() }))
