@@ -116,10 +116,12 @@ fn epilogues(kernel: &GemmKernel) -> Vec<Option<EpilogueSpec>> {
 fn fused(kernel: &GemmKernel, fusion: Fusion) -> Vec<Case> {
     let ((types, layout), [rows, ..]) = (operands_of(kernel), tile(kernel));
     let n = 128 * fusion.accumulators() as usize;
+    // With a gate there is one accumulator.
+    let tiles = if fusion == Fusion::Gated { 1 } else { 4 };
     let of = |rows| GemmCase::dense(types, layout, [rows, n, depth(kernel, 1)]);
     let mut cases: Vec<Case> = epilogues(kernel)
         .into_iter()
-        .map(|epilogue| by_one(kernel, GemmCase { epilogue, ..of(4 * rows + 5) }))
+        .map(|epilogue| by_one(kernel, GemmCase { epilogue, ..of(tiles * rows + 5) }))
         .collect();
     let added = GemmCase { d_type: DType::F32, addend: AddendKind::Inplace, ..of(rows - 61) };
     let epilogue = epilogues(kernel).swap_remove(0);
@@ -257,7 +259,7 @@ impl Loaded {
         }
     }
 
-    /// Runs it again behind the last run, before anything else touches memory: a launch that may begin while that one runs.
+    /// Runs it again, and touches memory in no other way.
     pub fn run_again(&mut self) -> oxigemm::Result<()> {
         self.launch()
     }

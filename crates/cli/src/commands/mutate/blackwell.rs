@@ -228,8 +228,10 @@ fn fate(
             if found.is_some() {
                 return Ok(Some((found, None)));
             }
-            if let (Kind::Launch, Err(Error::Fault { fault, .. })) =
-                (Kind::of(&mutant.what), loaded.run_again())
+            // Two launches with nothing between them, of which the second may begin while the first one runs.
+            let again = |loaded: &mut Loaded| loaded.run_again().and_then(|()| loaded.run_again());
+            if Kind::of(&mutant.what) == Kind::Launch
+                && let Err(Error::Fault { fault, .. }) = again(loaded)
             {
                 return Ok(Some((Some(format!("{:?}", fault.kind)), None)));
             }
