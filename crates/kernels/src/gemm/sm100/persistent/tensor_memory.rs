@@ -118,7 +118,11 @@ impl<'k> Block<'k, '_> {
     /// ones.
     pub(super) fn release_shared(&self, was_last: Pred<'k>, release: impl FnOnce()) {
         if self.cfg.shares_columns() {
-            self.k.if_(was_last, release);
+            self.k.if_(was_last, || {
+                release();
+                // One lane has arrived; all of them stage what was read.
+                self.k.sync_warp();
+            });
         }
     }
 }
