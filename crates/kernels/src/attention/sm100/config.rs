@@ -6,6 +6,7 @@ use crate::attention::shape::{Format, HeadTile, Heads, TILE_KEYS};
 use crate::attention::smem::{SLOTS, SmemShape};
 use crate::common::WARP;
 use crate::common::pipeline::Pipeline;
+use crate::common::tensor_memory::least_shared_bytes;
 use crate::gemm::sm100::scales::{GROUP_BYTES, GROUP_COLUMNS};
 use oxigemm_ptx::tcgen05::{BlockScale, Element, Instruction, Kind, OutputType, TensorMemory};
 use oxigemm_ptx::wgmma::Swizzle;
@@ -106,7 +107,7 @@ impl Config {
 
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(&self) -> u32 {
-        Map::new(self).bytes
+        Map::new(self).bytes.max(least_shared_bytes(ALLOCATED_COLUMNS))
     }
 
     /// Builds the kernel.

@@ -107,7 +107,10 @@ impl<'k> LaunchControl<'k> {
     /// The tile of the next response; one behind the last if there is none.
     fn next(&self, cursor: &Cursor<'k>) -> U32<'k> {
         cursor.wait_full();
-        self.response(cursor).first_block() >> u32::from(self.pair)
+        let block = self.response(cursor).first_block();
+        // The next response comes to this place by the async proxy.
+        self.k.fence_async_shared();
+        block >> u32::from(self.pair)
     }
 
     /// Tells the leader that a response is read.
