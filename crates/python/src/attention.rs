@@ -17,12 +17,15 @@ const NAMES: &[(&str, &str)] = &[
     ("schedule", "schedule_meta"),
 ];
 
-/// MQA logits, of FP4 where `q_scales` is not None. `kv` is `(keys, scales)`, `k_ranges` is `(starts, ends)`, `form` is "clean", "partial" or "compressed".
+/// Queries, and their scales, which FP4 has.
+type Queries<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+
+/// MQA logits. `q` is `(queries, scales)` of FP4 or `(queries, None)`, `kv` is `(keys, scales)`, `k_ranges` is `(starts,
+/// ends)`, `form` is "clean", "partial" or "compressed".
 #[pyfunction]
 fn mqa_logits<'py>(
     py: Python<'py>,
-    q: &Bound<'py, PyAny>,
-    q_scales: Option<Bound<'py, PyAny>>,
+    q: Queries<'py>,
     kv: (Bound<'py, PyAny>, Bound<'py, PyAny>),
     weights: &Bound<'py, PyAny>,
     k_ranges: (Bound<'py, PyAny>, Bound<'py, PyAny>),
@@ -38,7 +41,7 @@ fn mqa_logits<'py>(
         }
     };
     let mut call = Call::new(py, NAMES);
-    let q = call.input("q", q)?;
+    let (q, q_scales) = (call.input("q", &q.0)?, q.1);
     let q_scales = q_scales.map(|scales| call.input("q[1]", &scales)).transpose()?;
     let (kv, kv_scales) = (call.input("kv", &kv.0)?, call.input("kv[1]", &kv.1)?);
     let weights = call.input("weights", weights)?;
@@ -57,12 +60,11 @@ fn mqa_logits<'py>(
     })
 }
 
-/// Paged MQA logits, of FP4 where `q_scales` is not None. `paging` is `(context_lens, block_table, schedule_meta)`.
+/// Paged MQA logits, with `q` as for [`mqa_logits`]. `paging` is `(context_lens, block_table, schedule_meta)`.
 #[pyfunction]
 fn paged_mqa_logits<'py>(
     py: Python<'py>,
-    q: &Bound<'py, PyAny>,
-    q_scales: Option<Bound<'py, PyAny>>,
+    q: Queries<'py>,
     kv_cache: &Bound<'py, PyAny>,
     weights: &Bound<'py, PyAny>,
     paging: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
@@ -72,7 +74,7 @@ fn paged_mqa_logits<'py>(
     let clean: bool = convert("clean_logits", clean)?;
     let (context_lens, block_table, schedule_meta) = &paging;
     let mut call = Call::new(py, NAMES);
-    let q = call.input("q", q)?;
+    let (q, q_scales) = (call.input("q", &q.0)?, q.1);
     let q_scales = q_scales.map(|scales| call.input("q[1]", &scales)).transpose()?;
     let kv_cache = call.input("kv_cache", kv_cache)?;
     if q_scales.is_none() {

@@ -176,8 +176,8 @@ fn fp4_is_refused_by_name_where_it_does_not_fit() {
     let (cpu, u8, i32, f32) = (&Device::Cpu, DType::U8, DType::I32, DType::F32);
     let run = |[q, q_scales, kv, kv_scales]: [Tensor; 4]| {
         let device = q.device();
-        let weights = new(f32, &[4, 8], &device);
-        let (bounds, mut logits) = (new(i32, &[4], &device), new(f32, &[4, 50], &device));
+        let weights = new(f32, &[4, 8], device);
+        let (bounds, mut logits) = (new(i32, &[4], device), new(f32, &[4, 50], device));
         let (q, kv, options) = ((&q, &q_scales), (&kv, &kv_scales), GemmOptions::default());
         fp4_mqa_logits(q, kv, &weights, [&bounds, &bounds], &mut logits, Logits::Clean, &options)
     };

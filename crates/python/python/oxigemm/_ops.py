@@ -30,11 +30,11 @@ def _fp8_einsum(expr, a, sfa, b, sfb, d, c, recipe, alpha, sfd):
 
 
 def _mqa_logits(q, q_scales, kv, kv_scales, weights, starts, ends, logits, form):
-    _C.mqa_logits(q, q_scales, (kv, kv_scales), weights, (starts, ends), logits, form)
+    _C.mqa_logits((q, q_scales), (kv, kv_scales), weights, (starts, ends), logits, form)
 
 
 def _paged_mqa_logits(q, q_scales, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean):
-    _C.paged_mqa_logits(q, q_scales, kv_cache, weights, (context_lens, block_table, schedule_meta), logits, clean)
+    _C.paged_mqa_logits((q, q_scales), kv_cache, weights, (context_lens, block_table, schedule_meta), logits, clean)
 
 
 def _quantize_with_transpose(x, codes, scales, transposed_codes, transposed_scales, granularity, power_of_two):

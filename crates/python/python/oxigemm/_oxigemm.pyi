@@ -71,16 +71,10 @@ def fp8_einsum(
     expr: str, operands: Operands, d: Any, c: Optional[Any], fused: Optional[Tuple[float, Optional[Any]]]
 ) -> None: ...
 def mqa_logits(
-    q: Any, q_scales: Optional[Any], kv: Pair, weights: Any, k_ranges: Pair, logits: Any, form: str
+    q: Tuple[Any, Optional[Any]], kv: Pair, weights: Any, k_ranges: Pair, logits: Any, form: str
 ) -> None: ...
 def paged_mqa_logits(
-    q: Any,
-    q_scales: Optional[Any],
-    kv_cache: Any,
-    weights: Any,
-    paging: Tuple[Any, Any, Any],
-    logits: Any,
-    clean: bool,
+    q: Tuple[Any, Optional[Any]], kv_cache: Any, weights: Any, paging: Tuple[Any, Any, Any], logits: Any, clean: bool
 ) -> None: ...
 def paged_mqa_logits_metadata(context_lens: Any, schedule: Any) -> None: ...
 def hc_prenorm_gemm(a: Any, b: Any, d: Any, sqr_sum: Any, num_splits: Optional[int]) -> None: ...

@@ -22,7 +22,7 @@ impl<'k> OutputParams<'k> {
     }
 
     /// Those of D and C from a row on.
-    pub(crate) fn from_row(self, row: U32<'k>) -> Self {
+    pub(crate) fn beginning_at(self, row: U32<'k>) -> Self {
         let bytes =
             |pitch: U32<'k>| row.widening_mul(pitch) << self.has(OutputFlags::F32).select::<u32>(2, 1);
         OutputParams { d: self.d.at(bytes(self.d_pitch)), c: self.c.at(bytes(self.c_pitch)), ..self }

@@ -144,7 +144,7 @@ def _mqa_logits(
     if _call.is_compiling():
         _call.ops().mqa_logits(query, q_scales, keys, scales, weights, starts, ends, logits, form)
     else:
-        _C.mqa_logits(query, q_scales, (keys, scales), weights, (starts, ends), logits, form)
+        _C.mqa_logits((query, q_scales), (keys, scales), weights, (starts, ends), logits, form)
     return logits
 
 
@@ -284,7 +284,7 @@ def _paged_mqa_logits(
     if _call.is_compiling():
         _call.ops().paged_mqa_logits(query, q_scales, kv_cache, weights, *paging, logits, clean)
     else:
-        _C.paged_mqa_logits(query, q_scales, kv_cache, weights, paging, logits, clean)
+        _C.paged_mqa_logits((query, q_scales), kv_cache, weights, paging, logits, clean)
     return logits
 
 

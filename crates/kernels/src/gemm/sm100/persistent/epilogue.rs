@@ -88,7 +88,9 @@ impl<'k> Block<'k, '_> {
         let (k, group) = (self.k, tile.group);
         let output = match (group, &self.m_groups) {
             (Some(group), Some(groups)) => self.output_of_group(&group, groups.d_slab),
-            _ => tile.k_group.map_or(self.params.output, |group| self.params.output.from_row(group.d_row)),
+            _ => {
+                tile.k_group.map_or(self.params.output, |group| self.params.output.beginning_at(group.d_row))
+            }
         };
         let slab = group.map(|group| group.slab).or(tile.k_group.map(|group| group.group));
         let epilogue = self.epilogue.map(|epilogue| match (group, &self.grouped_epilogue) {
