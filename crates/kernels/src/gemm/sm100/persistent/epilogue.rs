@@ -18,7 +18,7 @@ use crate::gemm::scheduler::launch_control::Reader;
 use crate::gemm::scheduler::m_grouped::TileGroup;
 use crate::gemm::scheduler::tile::TileInfo;
 use oxigemm_ptx::tcgen05::TensorMemory;
-use oxigemm_ptx::{F32, MBarrier, Ptr, Shared, U32, Var};
+use oxigemm_ptx::{F32, Global, MBarrier, Ptr, Shared, U32, Var};
 
 /// Rows of an epilogue warp: TMA stores so many at a time.
 pub(in crate::gemm::sm100) const ROWS: u32 = 32;
@@ -104,11 +104,21 @@ impl<'k> Block<'k, '_> {
     /// Output parameters of a group, where slabs of D are so many elements apart.
     fn output_of_group(&self, group: &TileGroup<'k>, d_slab: U32<'k>) -> OutputParams<'k> {
         let (output, TileGroup { slab, end, .. }) = (self.params.output, *group);
-        let rounded = output.in_slab(slab, d_slab, end);
+        let rounded = OutputParams { c: self.c_of_slab(slab, d_slab), ..output.in_slab(slab, d_slab, end) };
         let Some(epilogue) = &self.epilogue else { return rounded };
         let quantized = output.quantized_in_slab(slab, d_slab, end);
         let d = epilogue.has(EpilogueFlags::QUANTIZED).select(quantized.d.address(), rounded.d.address());
         OutputParams { d: Ptr::new(d), ..rounded }
+    }
+
+    /// C of a slab. Operands with scales have slabs of C that are as many rows apart as those of D, of a pitch of their own;
+    /// others as many elements.
+    fn c_of_slab(&self, slab: U32<'k>, d_slab: U32<'k>) -> Global<'k> {
+        let output = self.params.output;
+        match self.cfg.operands.has_scales() {
+            true => output.beginning_at(slab * (d_slab / output.d_pitch)).c,
+            false => output.in_slab(slab, d_slab, output.rows).c,
+        }
     }
 
     /// The warp's place in 64 rows, as `wgmma` numbers its warps: that of the `half`-th 16 of its rows.
