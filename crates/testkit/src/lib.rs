@@ -41,7 +41,7 @@ pub use op::{
 };
 pub use oxigemm_kernels::gemm::operand::fp8::E5m2;
 pub use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
-pub use schedule::{policies, same_bits, schedules, some_schedules};
+pub use schedule::{one_policy, policies, same_bits, schedules, some_schedules};
 
 /// Failure of a case: one sentence.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -22,6 +22,12 @@ pub fn policies(seed: usize) -> impl Iterator<Item = Options> {
     schedules().take(2).chain(schedules().skip(2 + seed % 8).take(1))
 }
 
+/// A schedule of one policy, by turns: for one of many kernels, each of which `oxigemm verify --filter "ten schedules"` runs
+/// under all of them.
+pub fn one_policy(turn: usize) -> impl Iterator<Item = Options> {
+    policies(turn).skip(turn % 3).take(1)
+}
+
 /// Runs something under some schedules, which must all give the same bits. It is told what it runs, for its messages.
 ///
 /// # Panics

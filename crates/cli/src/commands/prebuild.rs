@@ -27,6 +27,9 @@ pub struct Args {
     /// Architectures, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = Arch::Sm90a.name(), value_name = "ARCH", value_parser = parse_target)]
     arch: Vec<(Arch, Target)>,
+    /// Only kernels whose name contains this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
 }
 
 #[derive(Serialize)]
@@ -44,7 +47,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         let target = *target;
         KernelId::all(*arch).map(move |kernel| (kernel, target))
     };
-    let kernels: Vec<(KernelId, Target)> = args.arch.iter().flat_map(of_target).collect();
+    let is_wanted = |(kernel, _): &(KernelId, Target)| kernel.name().contains(&args.filter);
+    let kernels: Vec<(KernelId, Target)> = args.arch.iter().flat_map(of_target).filter(is_wanted).collect();
+    if kernels.is_empty() {
+        return Err(format!("no kernel has a name with `{}`", args.filter).into());
+    }
     if args.list {
         list(common, &args.arch, &kernels);
         return Ok(true);

@@ -4,7 +4,7 @@ use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
     Addend, DType, Device, GemmOptions, Granularity, LaunchOptions, Tensor, dequantize, fp8_gemm_nt,
-    k_grouped_bf16_gemm_tn_contiguous, quantize, random,
+    quantize, random,
 };
 
 fn blackwell() -> Device {
@@ -33,18 +33,6 @@ fn quantization_gives_the_bytes_of_the_cpu() {
         let error = back.to_vec_f32().unwrap().iter().zip(&x).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(error < 0.25, "{error}");
     }
-}
-
-#[test]
-fn a_gemm_without_a_kernel_is_refused_with_the_architecture() {
-    let device = blackwell();
-    let operand = |columns: usize| Tensor::zeros(DType::Bf16, &[256, columns], &device).unwrap();
-    let ks = Tensor::from_slice(&[128i32, 128], &[2], &device).unwrap();
-    let mut d = Tensor::zeros(DType::F32, &[2, 64, 128], &device).unwrap();
-    let options = GemmOptions::default();
-    let (a, b) = (operand(64), operand(128));
-    let refused = k_grouped_bf16_gemm_tn_contiguous(&a, &b, Addend::None, &mut d, &ks, None, &options);
-    assert!(refused.unwrap_err().to_string().contains("on sm_100a"));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! have every output type, addend, split of K, cluster and layout of groups.
 
 use crate::common::blackwell::{config_of, every_schedule_gives_the_same_bits};
-use crate::common::{AddendKind, BF16, EpilogueSpec, FP16, GroupLayout, policies, schedules};
+use crate::common::{AddendKind, BF16, EpilogueSpec, FP16, GroupLayout, one_policy, schedules};
 use oxigemm::DType;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm_kernels::Arch;
@@ -44,7 +44,7 @@ fn every_dense_kernel_of_16_bit_operands() {
     });
     for (nth, kernel) in kernels.enumerate() {
         let (case, config) = dense(&kernel, nth);
-        every_schedule_gives_the_same_bits(&case, config, policies(nth));
+        every_schedule_gives_the_same_bits(&case, config, one_policy(nth));
     }
 }
 
@@ -85,7 +85,7 @@ fn every_m_grouped_kernel_of_16_bit_operands() {
         let case =
             GemmCase { layout, ..GemmCase::m_grouped(types, groups, [kernel.tile()[1] as usize + 8, 136]) };
         let config = GemmConfig::of(kernel);
-        every_schedule_gives_the_same_bits(&case, config, policies(nth));
+        every_schedule_gives_the_same_bits(&case, config, one_policy(nth));
     }
 }
 
@@ -124,7 +124,7 @@ fn every_fused_kernel_of_16_bit_operands() {
             let case = GemmCase { epilogue: Some(epilogue), addend, ..case };
             let splits = kernel.spec().splits();
             let config = GemmConfig { split_k: splits[nth % splits.len()], ..GemmConfig::of(kernel) };
-            every_schedule_gives_the_same_bits(&case, config, policies(nth).step_by(2));
+            every_schedule_gives_the_same_bits(&case, config, one_policy(nth).step_by(2));
         }
     }
 }
@@ -137,6 +137,6 @@ fn sums_of_batches() {
         let (d_type, addend) =
             [(types.d_types[0], AddendKind::None), (DType::F32, AddendKind::Inplace)][nth % 2];
         let config = GemmConfig { split_k: [1, 3][nth % 2], ..GemmConfig::of(kernel) };
-        every_schedule_gives_the_same_bits(&GemmCase { d_type, addend, ..case }, config, policies(nth));
+        every_schedule_gives_the_same_bits(&GemmCase { d_type, addend, ..case }, config, one_policy(nth));
     }
 }

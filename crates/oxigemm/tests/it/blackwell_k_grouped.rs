@@ -2,7 +2,7 @@
 //! every group.
 
 use crate::common::blackwell::{blackwell, every_schedule_gives_the_same_bits};
-use crate::common::{AddendKind, policies, schedules};
+use crate::common::{AddendKind, one_policy, schedules};
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::Options;
 use oxigemm::{
@@ -47,7 +47,7 @@ fn product_of_16_bits(kernel: &GemmKernel, nth: usize, schedules: impl Iterator<
 fn every_kernel_of_16_bit_operands() {
     let kernels = GemmKernel::k_grouped(Arch::Sm100a).filter(|kernel| kernel.operands().as_f16().is_some());
     for (nth, kernel) in kernels.enumerate() {
-        product_of_16_bits(&kernel, nth, policies(nth));
+        product_of_16_bits(&kernel, nth, one_policy(nth));
     }
 }
 
@@ -301,7 +301,7 @@ fn every_kernel_with_scales() {
             (DType::F32, AddendKind::Other),
         ][nth % 4];
         let case = Case { encoding: ENCODINGS[nth / 2 % 4], d_type, addend, ..case };
-        case.expect_right(Some(GemmConfig::of(kernel)), policies(nth));
+        case.expect_right(Some(GemmConfig::of(kernel)), one_policy(nth));
     }
 }
 
@@ -329,7 +329,7 @@ fn planned_kernels_of_every_encoding_with_and_without_ends() {
         for (turn, encoding) in ENCODINGS.into_iter().enumerate() {
             let ends = [None, Some(if kind.a.element == ElementType::E2m1 { 32 } else { 16 })][turn % 2];
             let case = Case { encoding, ends, ..Case::new(kind, [36, 72], &[130, 0, 33, 64]) };
-            case.expect_right(None, policies(nth + turn).take(1));
+            case.expect_right(None, one_policy(nth + turn));
         }
     }
 }
@@ -339,7 +339,7 @@ fn many_small_groups_take_turns_with_the_maps() {
     let ks: Vec<usize> = (0..128).map(|i| [16, 0, 144, 2][i % 4]).collect();
     for (nth, kernel) in one_of_each_kind().enumerate() {
         let case = Case::new(kernel.operands(), [20, 24], &ks);
-        case.expect_right(None, policies(nth).take(1));
+        case.expect_right(None, one_policy(nth).take(1));
     }
 }
 

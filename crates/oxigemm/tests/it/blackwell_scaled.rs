@@ -2,7 +2,7 @@
 //! no hazard, and the product of what the codes and scales stand for.
 
 use crate::common::blackwell::{blackwell, config_of, every_schedule_gives_the_same_bits, options_of};
-use crate::common::{EpilogueSpec, GroupLayout, policies, schedules};
+use crate::common::{EpilogueSpec, GroupLayout, one_policy, schedules};
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::Options;
 use oxigemm::{
@@ -106,7 +106,7 @@ fn every_dense_kernel_with_scales() {
     let dense = GemmKernel::dense(Arch::Sm100a)
         .filter(|kernel| kernel.operands().is_block_scaled() && operands_of(kernel).1 == GemmLayout::Nt);
     for (nth, kernel) in dense.enumerate() {
-        dense_kernel_gives_the_product(kernel, nth, policies(nth));
+        dense_kernel_gives_the_product(kernel, nth, one_policy(nth));
     }
 }
 
@@ -149,7 +149,7 @@ fn every_m_grouped_kernel_with_scales() {
         }
         let (types, _) = operands_of(&kernel);
         let case = GemmCase::m_grouped(types, groups(layouts[nth % 3]), [kernel.tile()[1] as usize + 8, 384]);
-        every_schedule_gives_the_same_bits(&case, config_of(&kernel, nth), policies(nth).step_by(2));
+        every_schedule_gives_the_same_bits(&case, config_of(&kernel, nth), one_policy(nth).step_by(2));
     }
 }
 
@@ -168,6 +168,6 @@ fn every_fused_kernel_with_scales() {
         // Tensor scales of NVFP4 are the factor of its fused epilogue.
         let nvfp4 = kernel.operands().scale_block == ScaleBlock::Of16;
         let case = GemmCase { epilogue: (!nvfp4).then_some(epilogue), ..case };
-        every_schedule_gives_the_same_bits(&case, config_of(&kernel, nth), policies(nth).step_by(2));
+        every_schedule_gives_the_same_bits(&case, config_of(&kernel, nth), one_policy(nth).step_by(2));
     }
 }

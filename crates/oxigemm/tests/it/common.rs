@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 pub use oxigemm_testkit::{
     ACTIVATIONS, AddendKind, BF16, EpilogueSpec, FP8, FP16, Gemm, GroupLayout, ScaleOrder, ends, ids,
-    policies, same_bits, schedules, some_schedules,
+    one_policy, policies, same_bits, schedules, some_schedules,
 };
 
 use oxigemm::cast::Quantized;

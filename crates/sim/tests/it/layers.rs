@@ -5,8 +5,8 @@ use std::path::Path;
 
 /// Folders and modules, the lowest layer first: each may import those above it in this table and nothing else.
 const ORDER: &[&[&str]] = &[
-    // Faults, targets, lanes and random numbers; options of a run, and what it reports.
-    &["error", "target", "lanes", "rng", "record"],
+    // Faults, targets, lanes, random numbers and counts of bytes; options of a run, and what it reports.
+    &["error", "target", "lanes", "rng", "record", "traffic"],
     &["options", "report"],
     // PTX text, up to the syntax tree.
     &["text"],
