@@ -8,7 +8,7 @@ mod simulating;
 
 use std::process::{Command, Output};
 
-use oxigemm_kernels::{Arch, KernelId, Target};
+use oxigemm_kernels::{Arch, KernelId};
 use serde_json::Value;
 
 fn oxigemm(arguments: &[&str]) -> Output {
