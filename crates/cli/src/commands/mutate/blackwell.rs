@@ -29,7 +29,7 @@ const FAMILIES: [&str; 16] = [
     "sm100_mxfp8_gemm_persistent_fused_nt_128x128_s5",
     "sm100_mxfp8_gemm_persistent_gated_nt_256x256_s5",
     "sm100_bf16_gemm_persistent_m_grouped_nt_128x128_s5",
-    "sm100_mxfp8_gemm_persistent_m_grouped_nt_256x192_s5",
+    "sm100_mxfp8_gemm_persistent_m_grouped_nt_256x256_s5",
     "sm100_bf16_gemm_persistent_k_grouped_tn_128x128_s5",
     "sm100_mxfp8_gemm_persistent_k_grouped_nt_128x128_s5",
     "sm100_bf16_gemm_split_k_nt_16x128",
