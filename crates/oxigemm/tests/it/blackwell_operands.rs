@@ -39,14 +39,14 @@ fn e4m3_layouts() -> impl Iterator<Item = GemmKernel> {
 }
 
 #[test]
-fn every_kernel_of_e4m3_that_is_not_k_major() {
+fn every_second_kernel_of_e4m3_that_is_not_k_major() {
     let mut count = 0;
-    for (nth, kernel) in e4m3_layouts().enumerate() {
+    for (nth, kernel) in e4m3_layouts().step_by(2).enumerate() {
         every_schedule_gives_the_same_bits(&case_of(&kernel, nth), config_of(&kernel, nth), one_policy(nth));
         count += 1;
     }
     // 1x32, 1x128 and 128x128 scales: nn, tn and tt.
-    assert_eq!(count, 3 * (4 + 3 + 3));
+    assert_eq!(count, 3 * (4 + 3 + 3) / 2);
 }
 
 #[test]
@@ -123,14 +123,14 @@ fn the_planned_kernel_serves_any_shape_of_any_layout() {
 }
 
 #[test]
-fn every_kernel_of_e5m2() {
+fn every_second_kernel_of_e5m2() {
     let kernels = GemmKernel::dense(Arch::Sm100a).filter(|kernel| kernel.operands().e5m2().is_some());
     let mut count = 0;
-    for (nth, kernel) in kernels.enumerate() {
+    for (nth, kernel) in kernels.step_by(2).enumerate() {
         every_schedule_gives_the_same_bits(&case_of(&kernel, nth), config_of(&kernel, nth), one_policy(nth));
         count += 1;
     }
-    assert_eq!(count, 3 * 4);
+    assert_eq!(count, 3 * 4 / 2);
 }
 
 #[test]
@@ -156,14 +156,14 @@ fn tf32_kernels() -> impl Iterator<Item = GemmKernel> {
 }
 
 #[test]
-fn every_kernel_of_tf32() {
+fn every_second_kernel_of_tf32() {
     let mut count = 0;
-    for (nth, kernel) in tf32_kernels().enumerate() {
+    for (nth, kernel) in tf32_kernels().step_by(2).enumerate() {
         every_schedule_gives_the_same_bits(&case_of(&kernel, nth), config_of(&kernel, nth), one_policy(nth));
         count += 1;
     }
     // With a K-major A, and with an M-major one.
-    assert_eq!(count, 2 * 4 + 2 * 3);
+    assert_eq!(count, (2 * 4 + 2 * 3) / 2);
 }
 
 #[test]

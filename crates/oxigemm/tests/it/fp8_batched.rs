@@ -231,7 +231,7 @@ fn gradients_of_weights_are_a_product_for_each_head() {
         };
         let (expected, size) =
             (0..b).fold((0.0, 0.0), |(sum, size), t| (sum + term(t), size + term(t).abs()));
-        assert!((f64::from(found) - expected).abs() <= 1e-6 * size, "{i}: {found}, expected {expected}");
+        assert!((f64::from(found) - expected).abs() <= 1e-3 * size, "{i}: {found}, expected {expected}");
     }
 }
 

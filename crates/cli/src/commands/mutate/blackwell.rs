@@ -25,7 +25,7 @@ const FAMILIES: [&str; 16] = [
     "sm100_mxfp8_gemm_persistent_nt_128x64_s6",
     "sm100_ue8m0_e4m3_blocks_gemm_persistent_nt_256x128_s6",
     "sm100_mxfp4_gemm_persistent_nt_128x64_s6",
-    "sm100_nvfp4_gemm_persistent_nt_256x128_s6",
+    "sm100_nvfp4_gemm_persistent_fused_nt_256x128_s6",
     "sm100_mxfp8_gemm_persistent_fused_nt_128x128_s5",
     "sm100_mxfp8_gemm_persistent_gated_nt_256x256_s5",
     "sm100_bf16_gemm_persistent_m_grouped_nt_128x128_s5",
