@@ -345,7 +345,7 @@ def fp8_batched(**changes):
 
 
 WRONG = [
-    (fp8_batched, {"expr": "bhd,bhr->hdr"}, "expr", "bhr,hdr->bhd"),
+    (fp8_batched, {"expr": "bhd,bhr->hrd"}, "expr", "bhr,hdr->bhd"),
     (fp8_batched, {"d": np.zeros((4, 3, 128), BF16)}, "d", "2"),
     (fp8_batched, {"d": np.zeros((4, 128), BF16)}, "d", "3 dimensions"),
     (fp8_batched, {"d": np.zeros((4, 3, 128), BF16), "c": np.zeros((4, 3, 128), BF16)}, "d", "2 heads"),
@@ -386,7 +386,7 @@ WRONG = [
     (paged_eighth, {"eighth": np.zeros(2, np.int32)}, "indices", "`next_n` of 1"),
     (paged_eighth, {"eighth": True, "clean_logits": True}, "clean_logits", "twice"),
     (mqa, {"max_seqlen_k": -1}, "max_seqlen_k", "0 or more"),
-    (paged, {"q": (normals(2, 2, 32, 64).astype(E4M3), scales(2))}, "q", "FP4"),
+    (paged, {"q": (normals(2, 2, 32, 64).astype(E4M3), scales(2))}, "q", "found e4m3"),
     (paged, {"q": normals(2, 0, 32, 64).astype(E4M3), "weights": normals(0, 32)}, "q", "1 or more"),
     (paged, {"kv_cache": np.zeros((4, 48, 1, 68), np.uint8)}, "kv_cache", "128 or 256"),
     (paged, {"clean_logits": 0}, "clean_logits", "a bool"),
@@ -403,7 +403,7 @@ WRONG = [
     (metadata, {"indices": np.zeros(3, np.int32)}, "indices", "[2]"),
     (metadata, {"indices": np.zeros(2, np.int16)}, "indices", "int32"),
     (skip, {"d": np.zeros((3, 256), BF16)}, "d", "320"),
-    (skip, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
+    (skip, {"recipe": (1, 1, 128)}, "sfb", "by `recipe`"),
     (batched, {"expr": "ab,bc->ac"}, "expr", "bhr,hdr->bhd"),
     (batched, {"a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
     (prenorm, {"b": normals(9, 64)}, "b", "8"),
