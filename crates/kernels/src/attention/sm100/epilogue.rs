@@ -9,7 +9,7 @@ use oxigemm_ptx::tcgen05::TensorMemory;
 use oxigemm_ptx::{F32, Shared, U32};
 
 /// Columns that a thread has in registers at a time, and of one load.
-const COLUMNS: u32 = 64;
+const COLUMNS: u32 = 32;
 const LOAD: u32 = 32;
 
 /// A tile, as an epilogue warp uses it.
