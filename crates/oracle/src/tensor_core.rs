@@ -41,7 +41,7 @@ pub(crate) struct Arithmetic {
     pub(crate) scaling: Scaling,
 }
 
-/// Scales of rows in groups along K: as they are, their format, and how many elements share one.
+/// Block scales of an operand, a row of them for each row: as they are, their format, and how many elements share one.
 pub(crate) struct Scales<'a> {
     pub(crate) a: &'a [f64],
     pub(crate) b: &'a [f64],

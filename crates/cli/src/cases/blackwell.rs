@@ -309,7 +309,7 @@ impl KGrouped {
         let (extent, block) = (ks.iter().sum::<usize>(), kind.scale_block.size() as usize);
         let k_first = kind.a.major == Major::MN;
         let operand = |seed, rows: usize| -> Result<[Tensor; 2], Failure> {
-            // Groups whose K is a multiple of 32 lie one behind another.
+            // Groups whose K is a multiple of 32 follow each other without gaps.
             let (dtype, codes) = match fp4 {
                 true => {
                     let codes = (0..(rows * extent / 2) as u64).map(|i| random::bits(seed, i) as u8);

@@ -27,6 +27,27 @@ const EXPLAINED: &[Explained] = &[
         times: 1,
         why: "without it the next kernel starts when this one has ended: later, and no less right",
     },
+    Explained {
+        kernels: "sm100_mxfp4_gemm_persistent_nt_128x64",
+        what: "behind the next MMA: tcgen05.cp",
+        file: "scales.rs",
+        times: 2,
+        why: "it copies the second word of scales of A or of B, which the third MMA of a stage reads first",
+    },
+    Explained {
+        kernels: "sm100_mxfp8_gemm_split_k_gated",
+        what: "behind the next MMA: tcgen05.cp",
+        file: "scales.rs",
+        times: 1,
+        why: "it copies the scales of the ups, whose MMAs come behind those of the gates",
+    },
+    Explained {
+        kernels: "_k_grouped_",
+        what: "fence.acq_rel",
+        file: "dynamic_tensor_maps.rs",
+        times: 1,
+        why: "after a CTA claims a slot for its tensor maps: the CTAs of one launch have different slots",
+    },
 ];
 
 /// Why nothing is lost without an instruction, where somebody has looked; `uses` counts how often a reason was given.

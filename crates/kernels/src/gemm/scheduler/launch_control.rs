@@ -1,4 +1,4 @@
-//! Tile scheduler by cluster launch control: clusters claim tiles as they go.
+//! Dynamic tile scheduler by cluster launch control: clusters claim tiles as they go.
 //!
 //! The grid has a cluster for each tile, and a cluster's first tile is its own. A thread then claims a cluster that has
 //! not begun, whose tile is the next, one tile ahead of the roles: the response is there before they need it. When a

@@ -97,8 +97,8 @@ fn persistent_kernels(
     })
 }
 
-/// The same where clusters claim tiles: of groups along K, whose tiles take as long as the group has K. Other tiles all
-/// take as long as each other.
+/// The kernel with a dynamic tile scheduler (cluster launch control), of k-grouped pairs: their tiles differ in K. All other
+/// tiles take as long as each other.
 fn claiming(kernel: Kernel) -> Option<Kernel> {
     match kernel {
         Kernel::Persistent(config) if config.grouping == Grouping::K && config.pair => {

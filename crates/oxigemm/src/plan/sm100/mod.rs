@@ -51,7 +51,7 @@ pub(super) fn candidates(request: &PlanRequest, limits: &Limits) -> Vec<GemmConf
 
 /// The estimated time of a configuration: waves of clusters, each as long as its busiest unit.
 ///
-/// Operands pass the L2 cache, the port of an SM and its shared memory one behind another, so the slowest of the three
+/// Operands pass the L2 cache, the port of an SM and its shared memory in sequence, so the slowest of the three
 /// counts, and not each.
 pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limits) -> Cost {
     let (shape, groups) = match request.shape {

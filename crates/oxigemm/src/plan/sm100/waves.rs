@@ -12,7 +12,7 @@ pub(super) struct Waves {
     pub tiles: f64,
     /// Clusters that run at a time.
     pub clusters: f64,
-    /// Groups along K: 1 where all tiles take as long.
+    /// Groups of a k-grouped GEMM: 1 where all tiles take as long.
     pub k_groups: f64,
 }
 
