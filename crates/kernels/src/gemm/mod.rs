@@ -128,7 +128,7 @@ pub trait KernelSpec {
         false
     }
 
-    /// Whether clusters [claim tiles](scheduler::launch_control): the grid then covers D.
+    /// Whether clusters claim tiles (`scheduler::launch_control`): the grid then covers D.
     fn claims_tiles(&self) -> bool {
         false
     }

@@ -18,7 +18,7 @@
 //! | 10 | MMA, and the scales of FP4; it allocates tensor memory | `mma.rs` |
 //! | 11, 12 | -inf | of every architecture |
 //!
-//! There is one kind of kernel: every number of heads is padded to the next of [`HEADS`](config::HEADS).
+//! There is one kind of kernel: every number of heads is padded to the next of [`HEADS`].
 
 mod config;
 mod epilogue;

@@ -4,7 +4,7 @@
 //! schedule, a cluster strides through the [raster order](order) by the number of clusters. Tiles of groups come from a
 //! table that every block lays out in shared memory ([`m_grouped`], [`k_grouped`]). Tiles of the last wave may be split
 //! along K ([`stream_k`]), or clusters take tiles from a counter as they finish ([`dynamic`]), or claim those of clusters that
-//! have not begun ([`launch_control`]).
+//! have not begun (`launch_control`).
 
 pub mod dynamic;
 pub mod k_grouped;

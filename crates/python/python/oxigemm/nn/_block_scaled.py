@@ -145,7 +145,9 @@ class Form:
         """Codes ``[..., N, K]`` and words as a checkpoint has them, by the ends of their names."""
         per_byte = 2 if codes.dtype == torch.uint8 else 1
         weight = codes.view(torch.uint8)[..., : self.columns // per_byte].clone().view(codes.dtype)
-        scales = self.words_of(words, codes.shape[-2]).contiguous().view(torch.uint8)
+        # A copy, as one word per row would keep the pitch that it lies at.
+        words = self.words_of(words, codes.shape[-2]).clone(memory_format=torch.contiguous_format)
+        scales = words.view(torch.uint8)
         scales = scales[..., : ceil_div(self.columns, self.block[1])].clone()
         if self.is_nvfp4:
             of_all = torch.tensor([alpha], device=codes.device)

@@ -4,7 +4,7 @@
 //! - producer (`producer.rs`): one thread loads A and B by TMA;
 //! - scale producer (`scales.rs`): a warp loads block scales and lays them out for the tensor core, where there are some;
 //! - MMA (`mma.rs`): one thread copies scales to tensor memory and multiplies all of K into one of two accumulators;
-//! - claims ([`launch_control`](crate::gemm::scheduler::launch_control)): one thread, where clusters claim tiles;
+//! - claims (`scheduler::launch_control`): one thread, where clusters claim tiles;
 //! - epilogue (`epilogue.rs`): four warps take the other accumulator to D, each its quarter of the lanes.
 //!
 //! In a pair, the even CTA's MMA thread multiplies for both: each CTA has its own 128 rows of A and of the accumulator,
