@@ -559,7 +559,8 @@ values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.qua
 scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
 
 On Blackwell operands may be of FP8 or FP4 with any scales of ``deep_gemm.fp8_fp4_gemm_nt``; ``recipe``, or
-``recipe_a`` and ``recipe_b``, say of how many each is, where shapes leave that open.
+``recipe_a`` and ``recipe_b``, say of how many each is, where shapes leave that open; ``(1, 1, 16)`` is NVFP4, whose
+scales of all of A and of all of B are factors of ``alpha``.
 
 On Blackwell and on the CPU, ``d_format`` is ``fp8``, ``mxfp8``, ``mxfp4`` or ``nvfp4``, whose scales are bytes of
 128, 32, 32 and 16 columns: ``d_scales`` are int32, four scales of a row in each, [M, ceil(S/4)] for S scales a row,

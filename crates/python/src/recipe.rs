@@ -30,6 +30,9 @@ pub enum Rule {
 /// Recipes of FP8 operands, in words.
 const OF_FP8: &str = "(1, 128, 128), (1, 1, 128), (1, 32, 32) or (1, 1, 32)";
 
+/// Scales of NVFP4, for A and for B, which are FP4.
+const NVFP4: [[i64; 2]; 2] = [[1, 16]; 2];
+
 /// The three arguments of a recipe: `recipe`, or `recipe_a` and `recipe_b`.
 pub type RecipeArguments = (Option<(i64, i64, i64)>, Option<(i64, i64)>, Option<(i64, i64)>);
 
@@ -45,7 +48,7 @@ impl Recipe {
                 return Err(argument_error(py, "recipe", "contradicts others", expected, found));
             }
         };
-        if !matches!(given, [[1, 128 | 32], [1 | 128, 128] | [1 | 32, 32]]) {
+        if !matches!(given, [[1, 128 | 32], [1 | 128, 128] | [1 | 32, 32]] | NVFP4) {
             let found = format!("A {:?}, B {:?}", given[0], given[1]);
             return Err(argument_error(py, "recipe", NO_KERNELS, OF_FP8, &found));
         }
@@ -57,10 +60,10 @@ impl Recipe {
         Recipe { rule, ..self }
     }
 
-    /// Accepts recipes of operands that are both FP8: A and B have as many of K. FP4 goes with either.
+    /// Accepts recipes of operands that are both FP8: A and B have as many of K, 128 or 32. FP4 goes with either.
     pub fn expect_fp8(&self, py: Python<'_>) -> PyResult<()> {
         match self.given {
-            Some([a @ [_, of_a], b @ [_, of_b]]) if of_a != of_b => {
+            Some([a @ [_, of_a], b @ [_, of_b]]) if of_a != of_b || of_a == 16 => {
                 let found = format!("A {a:?}, B {b:?}");
                 Err(argument_error(py, "recipe", NO_KERNELS, OF_FP8, &found))
             }
@@ -73,7 +76,11 @@ impl Recipe {
 
     /// Elements of K that share a scale of A, and of B, where the recipe says.
     pub fn scale_blocks(&self) -> [Option<ScaleBlock>; 2] {
-        let block = |[_, k]: [i64; 2]| if k == 32 { ScaleBlock::Of32 } else { ScaleBlock::Of128 };
+        let block = |[_, k]: [i64; 2]| match k {
+            16 => ScaleBlock::Of16,
+            32 => ScaleBlock::Of32,
+            _ => ScaleBlock::Of128,
+        };
         self.given.map_or([None; 2], |given| given.map(|of| Some(block(of))))
     }
 

@@ -302,6 +302,65 @@ def test_prenorm_gemm():
     assert calc_diff(d, x @ b.astype(np.float64).T) < 1e-7 and calc_diff(squares, (x * x).sum(1)) < 1e-10
 
 
+def scale_words(*shape, seed):
+    """Four scales in each int32, as exponents, and what they are."""
+    exponents = np.random.default_rng([seed, 11, *shape]).integers(121, 133, (*shape, 4)).astype(np.uint8)
+    return exponents.view(np.int32)[..., 0], np.ldexp(1.0, exponents.astype(np.int32) - 127)
+
+
+def fp4_keys(*shape, seed):
+    """Codes of 128 elements for each of ``shape``, their words, and what they mean."""
+    codes, _ = fp4(*shape, 128, seed=seed)
+    words, factors = scale_words(*shape, seed=seed)
+    return codes, words, values((codes, factors), (1, 32))
+
+
+def exact_logits(q, keys, weights):
+    return np.einsum("shk,sh->sk", np.maximum(np.einsum("shd,kd->shk", q, keys), 0), weights.astype(np.float64))
+
+
+def test_fp4_mqa_logits():
+    starts, ends = np.array([0, 3, 50, 7, 20], np.int32), np.array([70, 10, 70, 7, 60], np.int32)
+    (q, q_words, exact_q), (keys, key_words, exact_keys) = fp4_keys(5, 16, seed=1), fp4_keys(70, 1, seed=2)
+    keys, key_words, exact_keys = keys[:, 0], key_words[:, 0], exact_keys[:, 0]
+    weights = normals(5, 16, seed=3)
+    logits = deep_gemm.fp8_fp4_mqa_logits((q, q_words), (keys, key_words), weights, starts, ends)
+    exact, places = exact_logits(exact_q, exact_keys, weights), np.arange(70)
+    seen = (places >= starts[:, None]) & (places < ends[:, None])
+    assert calc_diff(logits[seen], exact[seen]) < 5e-6 and (logits[~seen] == -np.inf).all()
+
+
+def test_fp4_paged_mqa_logits():
+    page, next_n, pages = 64, 2, 3
+    lengths = np.array([[40, 41], [70, 71]], np.int32)
+    table = np.array([[2, 0], [0, 1]], np.int32)
+    q, q_words, exact_q = fp4_keys(2, next_n, 32, seed=1)
+    keys, key_words, exact_keys = fp4_keys(pages, page, seed=2)
+    weights = normals(2 * next_n, 32, seed=3)
+    cache = np.concatenate([keys.reshape(pages, -1).view(np.uint8), key_words.view(np.uint8)], axis=1)
+    meta = deep_gemm.get_paged_mqa_logits_metadata(lengths, page, 148)
+    cache = cache.reshape(pages, page, 1, 68)
+    logits = deep_gemm.fp8_fp4_paged_mqa_logits((q, q_words), cache, weights, lengths, table, meta, 2 * page, True)
+    for sequence, named in enumerate(table):
+        rows = slice(sequence * next_n, (sequence + 1) * next_n)
+        exact = exact_logits(exact_q[sequence], exact_keys[named].reshape(-1, 128), weights[rows])
+        for row, expected, length in zip(logits[rows], exact, lengths[sequence]):
+            assert calc_diff(row[:length], expected[:length]) < 5e-6 and (row[length:] == -np.inf).all()
+
+
+def test_fp8_mqa_logits():
+    starts, ends = np.array([0, 3, 50], np.int32), np.array([70, 10, 70], np.int32)
+    q, keys, factors = normals(3, 32, 64).astype(E4M3), normals(70, 64, seed=1).astype(E4M3), powers(70)
+    weights = normals(3, 32, seed=3)
+    logits = deep_gemm.fp8_mqa_logits(q, (keys, factors), weights, starts, ends, clean_logits=False)
+    exact, places = (
+        exact_logits(q.astype(np.float64), keys * factors[:, None].astype(np.float64), weights),
+        np.arange(70),
+    )
+    seen = (places >= starts[:, None]) & (places < ends[:, None])
+    assert calc_diff(logits[seen], exact[seen]) < 5e-6
+
+
 @pytest.mark.parametrize("m", [3, 130])
 def test_nvfp4_of_its_quantizer(m):
     n, k = 144, 256
@@ -314,6 +373,9 @@ def test_nvfp4_of_its_quantizer(m):
     old = normals(m, n, seed=4)
     nvfp4.gemm_nt(a[:2], b[:2], d, (1.0, 1.0), c=old)
     close(d, old + exact[0] @ exact[1].T / (float(a[2][0]) * float(b[2][0])), 1e-10)
+    bias, alpha = normals(n, seed=5), float(a[2][0]) * float(b[2][0])
+    fused.fp8_gemm_nt_fused(a[:2], b[:2], d, alpha=alpha, bias=bias, activation="relu", recipe=(1, 1, 16))
+    close(d, np.maximum(exact[0] @ exact[1].T + bias, 0), 1e-10)
 
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.25)])

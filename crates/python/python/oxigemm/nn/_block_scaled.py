@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-from .. import fused, nvfp4, quantization
+from .. import fused, quantization
 from . import _weights
 from ._weights import Operand, Weights, ceil_div
 
@@ -190,7 +190,6 @@ def multiply(
 ) -> None:
     """``d = alpha * scale * a · weightᵀ + bias``, where ``scale`` is that of all activations of NVFP4."""
     if form.is_nvfp4:
-        nvfp4.gemm_nt(a, weight, d, (scale, alpha), None if bias is None else bias.to(d.dtype).expand_as(d))
-        return
+        alpha *= scale
     recipe_a, recipe_b = form.recipes
     fused.fp8_gemm_nt_fused(a, weight, d, alpha=alpha, bias=bias, recipe_a=recipe_a, recipe_b=recipe_b)
