@@ -2,8 +2,8 @@
 
     python crates/python/bench/transformers_client.py [--module NAME] [--models NAMES] [--json FILE] [--no-profile]
 
-Models have random weights, so none is downloaded. NAME is ``oxigemm`` (these functions, then fused layers as well) or
-any module with DeepGEMM's functions. For each model it prints
+Models have random weights, so none is downloaded. NAME is ``oxigemm`` (these functions, then fused layers, then
+``oxigemm.optimize``) or any module with DeepGEMM's functions. For each model it prints
 
 - the cosine of the logits to those of the BF16 model, and of a step that is replayed from a CUDA graph
 - seconds of the first forward pass, milliseconds of prefill (4 x 512 tokens) and of decode (4 x 1)
@@ -405,10 +405,16 @@ def variants_of(name):
         deep_gemm.set_mk_alignment_for_contiguous_layout(16)
         fused(model)
 
+    def optimized(model):
+        report = oxigemm.optimize(model)
+        print(f"    optimized: {len(report.layers)} layers, {report.bytes_before / 1e6:.1f} MB before, ", end="")
+        print(f"{report.bytes_after / 1e6:.1f} MB after", flush=True)
+
     return {
         "oxigemm": (lambda model: integration.install(), oxigemm._oxigemm),
         "oxigemm fused": (fused, oxigemm._oxigemm),
         "oxigemm fused, 16 rows": (aligned_fused, oxigemm._oxigemm),
+        "oxigemm optimized": (optimized, oxigemm._oxigemm),
     }
 
 

@@ -2,6 +2,7 @@
 
 python optimize_model.py Qwen/Qwen3-8B               # a model of transformers, on a Hopper GPU
 python optimize_model.py Qwen/Qwen3-30B-A3B --recipe mxfp4
+python optimize_model.py config.json                 # random weights of a configuration
 python optimize_model.py                             # a toy model: on a GPU, else with the CPU reference
 OXIGEMM_DEVICE=sim python optimize_model.py          # the toy model by the GPU's kernels in the simulator
 OXIGEMM_DEVICE=sim:sm_100a python optimize_model.py  # the same by Blackwell's
@@ -55,6 +56,17 @@ def from_hub(torch, name, device):
     return model, AutoTokenizer.from_pretrained(name)(prompt, return_tensors="pt").input_ids.to(device)
 
 
+def of_config(torch, path, device):
+    """A model of transformers with random weights, and random tokens."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    return model, torch.randint(0, config.vocab_size, (1, 12), device=device)
+
+
 def logits_of(output):
     return output if hasattr(output, "float") else output.logits
 
@@ -91,7 +103,7 @@ def memory(torch, model, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a model of the hub or a folder; a toy model without it")
+    parser.add_argument("model", nargs="?", help="a model of the hub, a folder or a config.json; a toy model without it")
     parser.add_argument("--recipe", choices=["fp8", "mxfp8", "mxfp4", "nvfp4"], help="what layers become; fp8")
     parser.add_argument("--nvfp4", choices=["requantize", "bf16"], default="requantize")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
@@ -103,7 +115,11 @@ def main():
         print("torch is not installed: this example needs it, so there is no difference from the exact product")
         return
     device = "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9 else "cpu"
-    model, ids = toy(torch, device) if arguments.model is None else from_hub(torch, arguments.model, device)
+    if arguments.model is None:
+        model, ids = toy(torch, device)
+    else:
+        make = of_config if arguments.model.endswith(".json") else from_hub
+        model, ids = make(torch, arguments.model, device)
     tokens = arguments.tokens or (4 if arguments.model is None else 64)
     with torch.no_grad():
         exact = logits_of(model(ids)).float()

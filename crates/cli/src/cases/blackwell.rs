@@ -1,6 +1,7 @@
 //! Small cases of Blackwell's kernels, which all the same make every role loop: more tiles than accumulators, more stages
 //! than a pipeline has.
 
+use oxigemm::check::Logits;
 use oxigemm::plan::{GemmConfig, OperandKind};
 use oxigemm::{
     Activation, Addend, DType, Device, GemmLayout, GemmOptions, KGroupNumbers, ScaleBlock, Tensor,
@@ -8,6 +9,8 @@ use oxigemm::{
     random, tf32_hc_prenorm_gemm,
 };
 use oxigemm_kernels::KernelId;
+use oxigemm_kernels::attention::sm100::{self as logits, Keys};
+use oxigemm_kernels::attention::{self, Heads};
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
@@ -17,6 +20,9 @@ use oxigemm_testkit::{
     AddendKind, Effort, EpilogueSpec, Failure, Gemm, GemmCase, GroupLayout, MGroups, ScaleOrder,
 };
 
+use super::attention::{
+    PagedHost, PagedOperands, PagedSpec, PrefillHost, PrefillOperands, PrefillSpec, Ranges,
+};
 use super::hyper_connection::{HcHost, HcOperands, HcSpec};
 
 /// One call by one kernel.
@@ -28,12 +34,17 @@ pub enum Case {
     KGrouped(GemmConfig, [usize; 2], Vec<usize>),
     /// A GEMM before the norm of a hyper-connection, on so many SMs.
     HyperConnection(HcSpec, u32),
+    /// Logits of keys in one matrix, on so many SMs.
+    Prefill(PrefillSpec, u32),
+    /// Logits of keys in pages.
+    Paged(PagedSpec),
 }
 
 /// Cases that together execute every instruction of a kernel; nothing where it has none of its own.
 pub fn cases(id: KernelId) -> Vec<Case> {
     match id {
         KernelId::Gemm(kernel) => cases_of_gemm(&kernel),
+        KernelId::Attention(attention::Config::Sm100(config)) => logits(&config),
         KernelId::HyperConnection(config) => {
             let n = config.columns as usize;
             // Parts of two rows of tiles and of splits of K for each of three CTAs.
@@ -43,6 +54,44 @@ pub fn cases(id: KernelId) -> Vec<Case> {
             ]
         }
         _ => Vec::new(),
+    }
+}
+
+/// Tiles of both accumulators and more units than there are places for, with -inf around them and pages that end within
+/// a tile.
+fn logits(config: &logits::Config) -> Vec<Case> {
+    let Heads { heads, dim } = config.heads;
+    let (heads, format) = ([heads, dim].map(|x| x as usize), config.format);
+    let queries = 3 * config.unit_queries() as usize + 1;
+    match config.keys {
+        Keys::Matrix => {
+            let wide = PrefillSpec { format, ..PrefillSpec::new(heads, [queries, 700], Ranges::Causal) };
+            let wild = PrefillSpec {
+                form: Logits::Compressed,
+                dtype: DType::Bf16,
+                // Padded heads.
+                heads: heads[0] - 8,
+                queries: 9,
+                keys: 300,
+                ranges: Ranges::Wild,
+                ..wide
+            };
+            vec![Case::Prefill(wide, 2), Case::Prefill(wild, 3)]
+        }
+        Keys::Pages => {
+            let lengths = vec![700, 0, 3, 300, 128];
+            let long = PagedSpec { format, parts: Some(2), ..PagedSpec::new(heads, 3, lengths) };
+            let wild = PagedSpec {
+                format,
+                dtype: DType::Bf16,
+                page_keys: 16,
+                parts: Some(3),
+                per_query: true,
+                wild: true,
+                ..PagedSpec::new([heads[0] - 8, heads[1]], 2, vec![90, 200, 17, 1, -5, 64])
+            };
+            vec![Case::Paged(long), Case::Paged(wild)]
+        }
     }
 }
 
@@ -207,6 +256,8 @@ enum Work {
     Gemm(Box<Gemm>),
     KGrouped(KGrouped),
     HyperConnection(HcHost, HcOperands),
+    Prefill(PrefillHost, PrefillOperands),
+    Paged(PagedHost, PagedOperands),
 }
 
 impl Case {
@@ -228,6 +279,17 @@ impl Case {
                 let operands = host.upload(device)?;
                 (Work::HyperConnection(host, operands), GemmOptions { num_sms: Some(*sms), ..options })
             }
+            Case::Prefill(spec, sms) => {
+                let host = PrefillHost::draw(*spec);
+                let operands = host.upload(device)?;
+                (Work::Prefill(host, operands), GemmOptions { num_sms: Some(*sms), ..options })
+            }
+            Case::Paged(spec) => {
+                let host = PagedHost::draw(spec.clone());
+                let mut operands = host.upload(device)?;
+                operands.plan(&options)?;
+                (Work::Paged(host, operands), options)
+            }
         };
         let mut loaded = Loaded { work, options, before: Vec::new() };
         loaded.before = loaded.others().iter().map(|d| d.to_bytes()).collect::<Result<_, _>>()?;
@@ -242,6 +304,8 @@ impl Loaded {
             Work::Gemm(_) => Vec::new(),
             Work::KGrouped(gemm) => vec![&mut gemm.d],
             Work::HyperConnection(_, operands) => vec![&mut operands.d, &mut operands.sqr_sum],
+            Work::Prefill(_, operands) => vec![&mut operands.logits],
+            Work::Paged(_, operands) => vec![&mut operands.logits],
         }
     }
 
@@ -266,6 +330,8 @@ impl Loaded {
             Work::HyperConnection(_, HcOperands { a, b, d, sqr_sum }) => {
                 tf32_hc_prenorm_gemm(a, b, d, sqr_sum, &self.options)
             }
+            Work::Prefill(_, operands) => operands.run(&self.options),
+            Work::Paged(_, operands) => operands.run(&self.options),
         }
     }
 
@@ -288,6 +354,8 @@ impl Loaded {
             Work::Gemm(gemm) => Ok(gemm.judge(Effort::QUICK)?.right && gemm.surroundings_untouched()?),
             Work::KGrouped(gemm) => gemm.is_right(),
             Work::HyperConnection(host, operands) => Ok(host.judge(operands)?.right),
+            Work::Prefill(host, operands) => Ok(host.judge(operands)?.right),
+            Work::Paged(host, operands) => Ok(host.judge(operands)?.right),
         }
     }
 }
@@ -381,6 +449,8 @@ impl std::fmt::Display for Case {
                 write!(f, "k-grouped {layout} {m}x{n}, groups of K {ks:?}")
             }
             Case::HyperConnection(spec, sms) => write!(f, "{spec} on {sms} SMs"),
+            Case::Prefill(spec, sms) => write!(f, "{spec} on {sms} SMs"),
+            Case::Paged(spec) => spec.fmt(f),
         }
     }
 }

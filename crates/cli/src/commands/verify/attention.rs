@@ -6,7 +6,7 @@ use oxigemm::{
     fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata_raw,
 };
 use oxigemm_kernels::KernelId;
-use oxigemm_kernels::attention::{Config, DIMS, HEAD_STEP, HEADS, HeadTile, Heads, PAGE_SIZES};
+use oxigemm_kernels::attention::{Config, DIMS, Format, HEAD_STEP, HEADS, HeadTile, Heads, PAGE_SIZES};
 
 use super::random::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
@@ -27,6 +27,13 @@ fn has_kernels(arch: Arch) -> bool {
     KernelId::all(arch).any(is_one)
 }
 
+/// Whether it has kernels for logits of FP4.
+fn has_fp4_kernels(arch: Arch) -> bool {
+    let is_one =
+        |kernel| matches!(kernel, KernelId::Attention(Config::Sm100(config)) if config.format == Format::Fp4);
+    KernelId::all(arch).any(is_one)
+}
+
 /// The comparison of a GPU with the simulator.
 pub fn comparison(setup: &Setup) -> Check {
     let name = "the simulator gives the same bits of logits";
@@ -37,7 +44,12 @@ pub fn checks(setup: &Setup) -> Vec<Check> {
     if !has_kernels(setup.arch()) {
         return ["mqa logits", "paged mqa logits"].map(Check::absent).into();
     }
-    vec![
+    let fp4 = ["mqa logits of FP4: random shapes and ranges", "paged mqa logits of FP4: random pages"];
+    let fp4 = match has_fp4_kernels(setup.arch()) {
+        true => [Check::anywhere(fp4[0], random_fp4_prefills), Check::anywhere(fp4[1], random_fp4_pages)],
+        false => fp4.map(Check::absent),
+    };
+    let mut all = vec![
         Check::anywhere("mqa logits: random shapes and ranges", random_prefills),
         Check::anywhere("mqa logits: every number of heads", prefills_of_any_heads),
         Check::anywhere("mqa logits: operands at the end of memory", prefills_at_the_end),
@@ -55,7 +67,9 @@ pub fn checks(setup: &Setup) -> Vec<Check> {
         Check::with_kernels("paged mqa logits: a graph is replayed with other lengths", replayed),
         Check::with_kernels("paged mqa logits: raw pointers", raw_pages),
         Check::on_gpu("mqa logits and hyper-connection (hc): a call allocates nothing", no_allocations),
-    ]
+    ];
+    all.extend(fp4);
+    all
 }
 
 /// Heads that there are dedicated kernels for.
@@ -151,6 +165,28 @@ fn random_prefills(setup: &Setup) -> Result<String, Failure> {
         let Heads { heads, dim } = all[i * 5 % all.len()];
         let spec = prefill(&mut draw, [heads as usize, dim as usize]);
         check_prefill(setup, spec, &GemmOptions::default())
+    }))
+}
+
+/// Heads of FP4, padded ones among them.
+fn fp4_heads(draw: &mut Draw) -> [usize; 2] {
+    [draw.of(&[8, 24, 32, 64, 96, 128]), draw.of(Format::Fp4.dims()) as usize]
+}
+
+fn random_fp4_prefills(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 48);
+    tally((0..setup.count(48)).map(|_| {
+        let heads = fp4_heads(&mut draw);
+        let spec = PrefillSpec { format: Format::Fp4, ..prefill(&mut draw, heads) };
+        check_prefill(setup, spec, &GemmOptions::default())
+    }))
+}
+
+fn random_fp4_pages(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 49);
+    tally((0..setup.count(48)).map(|_| {
+        let heads = fp4_heads(&mut draw);
+        check_paged(setup, PagedSpec { format: Format::Fp4, ..paged(&mut draw, heads) })
     }))
 }
 
