@@ -42,6 +42,16 @@ pub enum Error {
         /// What it was.
         found: String,
     },
+    /// A number is not one that this function takes.
+    #[error("`{argument}` has a wrong value: expected {expected}, found {found}")]
+    Value {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
     /// The strides do not describe a layout that this function reads.
     #[error("`{argument}` has the wrong strides: expected {expected}, found {found}")]
     Stride {
@@ -256,6 +266,7 @@ impl Error {
     pub fn argument(&self) -> Option<&'static str> {
         match self {
             Error::Rank { argument, .. }
+            | Error::Value { argument, .. }
             | Error::Shape { argument, .. }
             | Error::Stride { argument, .. }
             | Error::DType { argument, .. }

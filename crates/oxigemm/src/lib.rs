@@ -88,7 +88,7 @@ pub use moe::{
     moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
 };
 pub use oxigemm_kernels::Arch;
-pub use oxigemm_kernels::gemm::epilogue::Activation;
+pub use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 pub use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 pub use oxigemm_threads::set_interrupt_hook;
 pub use quantize::{

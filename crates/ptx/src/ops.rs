@@ -511,6 +511,16 @@ impl<'k> F32<'k> {
         self.k.binary("max", "f32", self, other.val(self.k))
     }
 
+    /// The smaller of the two; NaN where either is.
+    #[track_caller]
+    pub fn min_nan(self, other: impl Arg<'k, f32>) -> F32<'k> {
+        let k = self.k;
+        let (out, other) = (k.fresh::<f32>(), other.val(k));
+        let (dst, a, b) = (out.operand(), self.operand(), other.operand());
+        k.emit(Needs::from_sm(80, 7, 0), format_args!("min.NaN.f32 {dst}, {a}, {b};"));
+        out
+    }
+
     /// The larger of the two; NaN where either is.
     #[track_caller]
     pub fn max_nan(self, other: impl Arg<'k, f32>) -> F32<'k> {

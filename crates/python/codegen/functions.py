@@ -100,6 +100,7 @@ EPILOGUE = (
     Argument("power_of_two", "bool", "bool power_of_two", "False"),
     Argument("d_format", "Optional[str]", "str? d_format", "None"),
     Argument("tensor_scale", "float", "float tensor_scale", "1.0"),
+    Argument("gate", "Optional[Tuple[float, float, float]]", "float[]? gate", "None"),
 )
 
 #: The structured arguments of the extension's ``gemm``: tuples of these, in this order. ``src/fields.rs`` has the same.
@@ -553,7 +554,9 @@ d        [M, N]; [M, N/2] if gated          bfloat16, float32, e4m3 row-major, a
 d_scales [M, N/128]; [M, N/2/128] if gated  float32                 any strides; only with a d of e4m3
 ======== ================================== ======================= ==========================================
 
-``activation`` is ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. ``head_splits`` is
+``activation`` is ``none``, ``relu``, ``relu_squared``, ``gelu``, ``gelu_tanh`` or ``silu``. With ``gated``,
+``gate`` is ``(slope, limit, up_offset)``: ``D = act(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset)``,
+where ``silu`` is ``x / (1 + exp(-slope * x))``; gpt-oss has ``(1.702, 7.0, 1.0)``. ``head_splits`` is
 ``(left, mid, right)``: of every ``left + mid + right`` columns of D the middle ones are skipped, and keep their
 values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
 scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.

@@ -103,7 +103,9 @@ def memory(torch, model, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a model of the hub, a folder or a config.json; a toy model without it")
+    parser.add_argument(
+        "model", nargs="?", help="a model of the hub, a folder or a config.json; a toy model without it"
+    )
     parser.add_argument("--recipe", choices=["fp8", "mxfp8", "mxfp4", "nvfp4"], help="what layers become; fp8")
     parser.add_argument("--nvfp4", choices=["requantize", "bf16"], default="requantize")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")

@@ -24,7 +24,7 @@ pub const M_GROUPED: [&str; 4] = ["grouped_layout", "masked_m", "expected_m", "u
 /// The groups of a k-grouped GEMM.
 pub const K_GROUPED: [&str; 3] = ["ks_cpu", "grouped_layout", "use_psum_layout"];
 /// The fused epilogue.
-pub const EPILOGUE: [&str; 10] = [
+pub const EPILOGUE: [&str; 11] = [
     "alpha",
     "beta",
     "bias",
@@ -35,6 +35,7 @@ pub const EPILOGUE: [&str; 10] = [
     "power_of_two",
     "d_format",
     "tensor_scale",
+    "gate",
 ];
 
 /// A field: its name and its value.

@@ -4,7 +4,7 @@
 //! arguments say. [`Gemm::run`] alone chooses the function of the library.
 
 use oxigemm::{
-    Activation, BlockFormat, DType, FusedOutput, GemmLayout, GemmOptions, GroupedRows, HeadSplits,
+    Activation, BlockFormat, DType, FusedOutput, Gate, GemmLayout, GemmOptions, GroupedRows, HeadSplits,
     KGroupNumbers, RowGroups, ScaleBlock, Tensor,
 };
 use pyo3::exceptions::PyTypeError;
@@ -348,6 +348,7 @@ struct Epilogue {
     bias: Option<Index>,
     activation: Activation,
     gated: bool,
+    gate: Gate,
     heads: Option<HeadSplits>,
     d_scales: Option<Index>,
     power_of_two: bool,
@@ -368,6 +369,7 @@ impl Epilogue {
             power_of_two,
             d_format,
             tensor_scale,
+            gate,
         ] = fields(&fields::EPILOGUE, epilogue)?;
         let d_format = d_format.get::<Option<std::borrow::Cow<'_, str>>>()?;
         let tensor_scale = tensor_scale.get()?;
@@ -383,6 +385,10 @@ impl Epilogue {
             beta: beta.get()?,
             activation: activation_of(call.py(), &activation)?,
             gated: gated.get()?,
+            gate: gate.get::<Option<(f32, f32, f32)>>()?.map_or_else(Gate::default, |gate| {
+                let (slope, limit, up_offset) = gate;
+                Gate { slope, limit, up_offset }
+            }),
             heads: head_splits.map(|(left, mid, right)| HeadSplits { left, mid, right }),
             power_of_two: power_of_two.get()?,
             d_format,
@@ -392,8 +398,9 @@ impl Epilogue {
     }
 
     fn get<'a>(&self, x: &'a Arguments) -> oxigemm::Epilogue<'a> {
-        let Epilogue { alpha, beta, activation, gated, heads, .. } = *self;
-        oxigemm::Epilogue { alpha, bias: self.bias.map(|bias| x.get(bias)), activation, gated, beta, heads }
+        let Epilogue { alpha, beta, activation, gated, gate, heads, .. } = *self;
+        let bias = self.bias.map(|bias| x.get(bias));
+        oxigemm::Epilogue { alpha, bias, activation, gated, gate, beta, heads }
     }
 }
 
@@ -401,11 +408,12 @@ fn activation_of(py: Python<'_>, name: &str) -> PyResult<Activation> {
     Ok(match name {
         "none" => Activation::None,
         "relu" => Activation::Relu,
+        "relu_squared" => Activation::ReluSquared,
         "gelu" => Activation::Gelu,
         "gelu_tanh" => Activation::GeluTanh,
         "silu" => Activation::Silu,
         other => {
-            let expected = "none, relu, gelu, gelu_tanh or silu";
+            let expected = "none, relu, relu_squared, gelu, gelu_tanh or silu";
             return Err(argument_error(py, "activation", "is unknown", expected, other));
         }
     })

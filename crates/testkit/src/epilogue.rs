@@ -6,7 +6,7 @@ use oxigemm::cast::{ScaleFormat, per_token_cast_to_fp8};
 use oxigemm::check::{Fused, QuantizedRows};
 use oxigemm::metrics::calc_diff;
 use oxigemm::reference::Finish;
-use oxigemm::{Activation, DType, Epilogue, FusedOutput, HeadSplits, Tensor};
+use oxigemm::{Activation, DType, Epilogue, FusedOutput, Gate, HeadSplits, Tensor};
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 
 use crate::Failure;
@@ -17,8 +17,16 @@ use crate::memory::{POISON, ScaleOrder};
 use crate::op::OperandTypes;
 
 /// All activations.
-pub const ACTIVATIONS: [Activation; 5] =
-    [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
+pub const ACTIVATIONS: [Activation; 6] = [
+    Activation::None,
+    Activation::Relu,
+    Activation::ReluSquared,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Silu,
+];
+/// The gate of gpt-oss.
+pub const GPT_OSS: Gate = Gate { slope: 1.702, limit: 7.0, up_offset: 1.0 };
 
 /// A fused epilogue.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +35,8 @@ pub struct EpilogueSpec {
     pub activation: Activation,
     /// Whether it gates: B holds gates and then as many ups.
     pub gated: bool,
+    /// What is done with gates and ups.
+    pub gate: Gate,
     /// The type of a bias.
     pub bias: Option<DType>,
     /// What accumulators are multiplied with.
@@ -43,14 +53,16 @@ pub struct EpilogueSpec {
 type Stage = (&'static str, fn(&mut EpilogueSpec));
 
 /// Stages that a word alone names.
-const STAGES: [Stage; 11] = [
+const STAGES: [Stage; 13] = [
     ("relu", |spec| spec.activation = Activation::Relu),
+    ("relu2", |spec| spec.activation = Activation::ReluSquared),
     ("gelu", |spec| spec.activation = Activation::Gelu),
     ("gelu-tanh", |spec| spec.activation = Activation::GeluTanh),
     ("silu", |spec| spec.activation = Activation::Silu),
     ("swiglu", |spec| (spec.activation, spec.gated) = (Activation::Silu, true)),
     ("geglu", |spec| (spec.activation, spec.gated) = (Activation::Gelu, true)),
     ("gated", |spec| spec.gated = true),
+    ("gpt-oss", |spec| (spec.activation, spec.gated, spec.gate) = (Activation::Silu, true, GPT_OSS)),
     ("bias", |spec| spec.bias = Some(DType::Bf16)),
     ("bias-f32", |spec| spec.bias = Some(DType::F32)),
     ("fp8", |spec| spec.quantized = Some((ScaleOrder::Mn, ScaleFormat::F32))),
@@ -62,6 +74,7 @@ impl EpilogueSpec {
     pub const NONE: EpilogueSpec = EpilogueSpec {
         activation: Activation::None,
         gated: false,
+        gate: Gate::PLAIN,
         bias: None,
         alpha: 1.0,
         beta: 1.0,
@@ -76,8 +89,8 @@ impl EpilogueSpec {
 
     /// The same for the library, with a bias if there is one.
     pub fn with<'a>(&self, bias: Option<&'a Tensor>) -> Epilogue<'a> {
-        let EpilogueSpec { activation, gated, alpha, beta, heads, .. } = *self;
-        Epilogue { alpha, bias, activation, gated, beta, heads }
+        let EpilogueSpec { activation, gated, gate, alpha, beta, heads, .. } = *self;
+        Epilogue { alpha, bias, activation, gated, gate, beta, heads }
     }
 
     /// D, with its scales where it is quantized.
@@ -193,7 +206,7 @@ impl Gemm {
     /// Compares with the single steps, for the accumulators that were computed.
     pub(crate) fn judge_fused(&self, accumulators: &[Vec<f32>], effort: Effort) -> Result<Verdict, Failure> {
         let (case, epilogue) = (self.case(), self.case().fused());
-        let EpilogueSpec { activation, gated, alpha, beta, .. } = epilogue;
+        let EpilogueSpec { activation, gated, gate, alpha, beta, .. } = epilogue;
         let bias = self.bias.as_ref().map(Tensor::to_vec_f32).transpose()?;
         // Groups may share one.
         let own = self.bias.as_ref().is_some_and(|bias| bias.dims().len() == 2);
@@ -206,7 +219,7 @@ impl Gemm {
             let values: Vec<f64> = accumulators[group].iter().copied().map(f64::from).collect();
             let bias = bias.as_ref().map(|bias| &bias[if own { group * n } else { 0 }..][..n]);
             let c = data.c.as_deref().filter(|_| case.addend != AddendKind::None);
-            expected.extend(Finish { alpha, beta, bias, activation, gated }.apply(&values, n, c)?);
+            expected.extend(Finish { alpha, beta, bias, activation, gated, gate }.apply(&values, n, c)?);
             found.extend(self.result(group)?);
             if let Some(of_d) = &self.d_scales {
                 scales.extend(self.rows_of(of_d, group)?.to_vec_f32()?);

@@ -30,7 +30,7 @@ mod upload;
 pub use case::{AddendKind, GemmCase, Grouping, ScaleMode};
 pub use data::{Fp8Pair, GemmData, GroupData, values};
 pub use draw::{Draw, spread};
-pub use epilogue::{ACTIVATIONS, EpilogueSpec};
+pub use epilogue::{ACTIVATIONS, EpilogueSpec, GPT_OSS};
 pub use gemm::Gemm;
 pub use groups::{MGroups, ends, ids};
 pub use judge::{DIFF_LIMIT, Effort, UNQUANTIZED_LIMIT, Verdict};
@@ -41,7 +41,7 @@ pub use op::{
 };
 pub use oxigemm_kernels::gemm::operand::fp8::E5m2;
 pub use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
-pub use schedule::{one_policy, policies, same_bits, schedules, some_schedules};
+pub use schedule::{in_turn, one_policy, policies, same_bits, schedules, some_schedules};
 
 /// Failure of a case: one sentence.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

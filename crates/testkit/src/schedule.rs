@@ -11,6 +11,15 @@ pub fn schedules() -> impl Iterator<Item = Options> {
         .chain((0..8).map(move |seed| options(Policy::Random, seed)))
 }
 
+/// So many of the ten, others for each `nth`: for one of many kernels, which share the schedules among them. All ten where
+/// the environment variable `OXIGEMM_ALL_SCHEDULES` is set.
+pub fn in_turn(nth: usize, count: usize) -> impl Iterator<Item = Options> {
+    let all: Vec<Options> = schedules().collect();
+    let count = if std::env::var_os("OXIGEMM_ALL_SCHEDULES").is_some() { all.len() } else { count };
+    let first = nth * count % all.len();
+    all.into_iter().cycle().skip(first).take(count)
+}
+
 /// Eager, lazy, and three random schedules: for a kernel that takes long.
 pub fn some_schedules() -> impl Iterator<Item = Options> {
     schedules().take(5)

@@ -1,6 +1,6 @@
 //! Raw GEMMs: operands as addresses, for engines that own their memory.
 
-use oxigemm_kernels::gemm::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 
 use super::{GemmOptions, run};
@@ -192,6 +192,8 @@ pub struct RawEpilogue {
     pub activation: Activation,
     /// Whether the first half of B's rows are gates.
     pub gated: bool,
+    /// What is done with gates and ups.
+    pub gate: Gate,
     /// Columns of D that are skipped.
     pub heads: Option<HeadSplits>,
     /// Address of the scales of a quantized D; not looked at elsewhere.
@@ -215,6 +217,7 @@ impl Default for RawEpilogue {
             bias_stride: 0,
             activation: Activation::None,
             gated: false,
+            gate: Gate::default(),
             heads: None,
             d_scales: 0,
             d_scales_strides: [0; 3],
@@ -269,6 +272,7 @@ impl RawEpilogue {
             beta: self.beta,
             activation: self.activation,
             gated: self.gated,
+            gate: self.gate,
             bias: (self.bias != 0).then_some(bias),
             heads: self.heads,
             scales: quantized.then_some((scales, format)),

@@ -348,6 +348,7 @@ impl GemmDesc {
                     alpha: epilogue.alpha,
                     beta: epilogue.beta_or_tensor_scale(),
                     bias: address(&epilogue.bias),
+                    gate: epilogue.gate,
                     scales: epilogue.scales.as_ref().map_or(0, |(scales, _)| scales.address),
                 }
             }),

@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 
 use oxigemm_kernels::common::params::ArgRef;
-use oxigemm_kernels::gemm::epilogue::OutputFlags;
 use oxigemm_kernels::gemm::epilogue::fusion::{EpilogueArgs, EpilogueFlags, Fusion, GroupedEpilogueArgs};
+use oxigemm_kernels::gemm::epilogue::{Gate, OutputFlags};
 use oxigemm_kernels::gemm::params::{GemmArgs, SFB_BULK, ScaleLayout, SplitKTuning, sfb_bulk};
 use oxigemm_kernels::gemm::scheduler::dynamic::DynamicSchedulerArgs;
 use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupedArgs;
@@ -99,6 +99,7 @@ pub(crate) struct EpilogueAddresses {
     pub beta: f32,
     pub bias: u64,
     pub scales: u64,
+    pub gate: Gate,
 }
 
 /// The arguments of a planned problem as far as they do not depend on addresses, and how these complete them.
@@ -329,8 +330,18 @@ impl Arguments {
             b: at.b,
             ..groups
         });
-        let EpilogueAddresses { alpha, beta, bias, scales } = at.epilogue;
-        let fused = self.fused.map(|fused| EpilogueArgs { alpha, beta, bias, scales, ..fused });
+        let EpilogueAddresses { alpha, beta, bias, scales, gate } = at.epilogue;
+        let Gate { slope: gate_slope, limit: gate_limit, up_offset } = gate;
+        let fused = self.fused.map(|fused| EpilogueArgs {
+            alpha,
+            beta,
+            bias,
+            scales,
+            gate_slope,
+            gate_limit,
+            up_offset,
+            ..fused
+        });
         Ok(KernelArgs {
             product,
             groups,
@@ -394,6 +405,9 @@ fn fused_args(fused: &Fused) -> EpilogueArgs {
         heads: fused.heads.map_or([0, 0, 1], |heads| [heads.left, heads.mid, heads.left + heads.right]),
         scales: 0,
         scale_strides: fused.quantized.map_or([0; 2], |quantized| quantized.strides),
+        gate_limit: f32::INFINITY,
+        gate_slope: 1.0,
+        up_offset: 0.0,
     }
 }
 

@@ -94,6 +94,7 @@ mod tests {
     use crate::launch::args::EpilogueAddresses;
     use crate::tensor::desc::ScaleStrides;
     use oxigemm_kernels::gemm::OperandKind;
+    use oxigemm_kernels::gemm::epilogue::Gate;
 
     const PROBLEM: Problem = Problem {
         family: OperandKind::FP8,
@@ -122,7 +123,7 @@ mod tests {
         d: 0x6000,
         groups: 0,
         map_workspace: 0,
-        epilogue: EpilogueAddresses { alpha: 1.0, beta: 1.0, bias: 0, scales: 0 },
+        epilogue: EpilogueAddresses { alpha: 1.0, beta: 1.0, bias: 0, scales: 0, gate: Gate::PLAIN },
     };
 
     #[test]

@@ -1,6 +1,6 @@
 //! Fused epilogues, in `f64`.
 
-use oxigemm_kernels::gemm::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 use std::f64::consts::{FRAC_1_PI, PI, SQRT_2};
 
 use super::quantize::SourceTensor;
@@ -13,11 +13,12 @@ use crate::tensor::Tensor;
 /// Fused epilogue: see [`Epilogue`](crate::Epilogue).
 ///
 /// ```
-/// use oxigemm::Activation;
 /// use oxigemm::reference::Finish;
+/// use oxigemm::{Activation, Gate};
 ///
 /// // Two rows of two gates and two ups.
-/// let finish = Finish { alpha: 1.0, beta: 1.0, bias: None, activation: Activation::Relu, gated: true };
+/// let (activation, gate) = (Activation::Relu, Gate::default());
+/// let finish = Finish { alpha: 1.0, beta: 1.0, bias: None, activation, gated: true, gate };
 /// let sums = [1.0, -2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
 /// assert_eq!(finish.apply(&sums, 4, None)?, [3.0, 0.0, 35.0, 48.0]);
 /// # Ok::<(), oxigemm::Error>(())
@@ -34,6 +35,8 @@ pub struct Finish<'a> {
     pub activation: Activation,
     /// Whether the first half of the columns are gates.
     pub gated: bool,
+    /// What is done with gates and ups.
+    pub gate: Gate,
 }
 
 impl Finish<'_> {
@@ -60,8 +63,14 @@ impl Finish<'_> {
         for sums in product.chunks(n.max(1)) {
             let scaled = |column: usize| f64::from(self.alpha) * sums[column] + bias(column);
             result.extend((0..columns).map(|column| {
-                let first = activate(self.activation, scaled(column));
-                if self.gated { first * scaled(column + columns) } else { first }
+                if !self.gated {
+                    return activate(self.activation, 1.0, scaled(column));
+                }
+                let Gate { slope, limit, up_offset } = self.gate;
+                let (limit, up) = (f64::from(limit), scaled(column + columns));
+                let gate = below(scaled(column), limit);
+                let up = -below(-below(up, limit), limit);
+                activate(self.activation, f64::from(slope), gate) * (up + f64::from(up_offset))
             }));
         }
         if let Some(c) = c {
@@ -72,21 +81,23 @@ impl Finish<'_> {
     }
 }
 
-fn activate(activation: Activation, x: f64) -> f64 {
+/// The smaller of the two, or NaN.
+fn below(x: f64, limit: f64) -> f64 {
+    if x > limit { limit } else { x }
+}
+
+fn activate(activation: Activation, slope: f64, x: f64) -> f64 {
+    // NaN stays.
+    let positive = if x < 0.0 { 0.0 } else { x };
     match activation {
         Activation::None => x,
-        Activation::Relu => {
-            if x > 0.0 || x.is_nan() {
-                x
-            } else {
-                0.0
-            }
-        }
+        Activation::Relu => positive,
+        Activation::ReluSquared => positive * positive,
         Activation::Gelu => x * 0.5 * erfc(-x / SQRT_2),
         Activation::GeluTanh => {
             x / (1.0 + (-2.0 * (2.0 * FRAC_1_PI).sqrt() * (x + 0.044715 * x.powi(3))).exp())
         }
-        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Silu => x / (1.0 + (-slope * x).exp()),
     }
 }
 

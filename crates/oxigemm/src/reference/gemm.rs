@@ -204,10 +204,10 @@ impl Part {
             }
             return self.d.write_bytes(&self.d.dtype().encode_f64(&sums));
         };
-        let Epilogue { alpha, beta, activation, gated, heads, .. } = *epilogue;
+        let Epilogue { alpha, beta, activation, gated, gate, heads, .. } = *epilogue;
         let bias = self.bias.as_ref().map(Tensor::to_vec_f32).transpose()?;
         let c = self.c.as_ref().map(|c| computed(c, heads)).transpose()?;
-        let finish = Finish { alpha, beta, bias: bias.as_deref(), activation, gated };
+        let finish = Finish { alpha, beta, bias: bias.as_deref(), activation, gated, gate };
         let result = finish.apply(product, n, c.as_deref())?;
         let size = [self.d.dims()[0], if gated { n / 2 } else { n }];
         EpilogueOutput { d: self.d, scales: self.d_scales, heads }.store(&result, size)

@@ -5,8 +5,8 @@ pub mod blackwell;
 use std::ops::{Deref, DerefMut};
 
 pub use oxigemm_testkit::{
-    ACTIVATIONS, AddendKind, BF16, EpilogueSpec, FP8, FP16, Gemm, GroupLayout, ScaleOrder, ends, ids,
-    one_policy, policies, same_bits, schedules, some_schedules,
+    ACTIVATIONS, AddendKind, BF16, EpilogueSpec, FP8, FP16, GPT_OSS, Gemm, GroupLayout, ScaleOrder, ends,
+    ids, in_turn, one_policy, policies, same_bits, schedules, some_schedules,
 };
 
 use oxigemm::cast::Quantized;

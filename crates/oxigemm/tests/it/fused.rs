@@ -1,12 +1,12 @@
 //! Fused epilogues of FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, and what the single
 //! steps give for the same accumulators, rounded once.
 
-use crate::common::{ACTIVATIONS, AddendKind, Case, EpilogueSpec, PLAIN, ScaleOrder, schedules};
+use crate::common::{ACTIVATIONS, AddendKind, Case, EpilogueSpec, GPT_OSS, PLAIN, ScaleOrder, in_turn};
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{
-    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawEpilogue,
-    RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor, fp8_gemm_nt_fused, gemm_raw, random,
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, Gate, GemmOptions, HeadSplits,
+    RawEpilogue, RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor, fp8_gemm_nt_fused, gemm_raw, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -22,11 +22,11 @@ fn every_schedule_gives_the_same_bits(
     case: Case,
     what: EpilogueSpec,
     choice: Option<GemmConfig>,
-    step: usize,
+    nth: usize,
     sim: &Sim,
 ) {
     let problem = with(case, what).simulated(sim);
-    problem.every_schedule_gives_the_same_bits(choice, schedules().step_by(step), sim);
+    problem.every_schedule_gives_the_same_bits(choice, in_turn(nth, 2), sim);
 }
 
 fn kernels_with(fusion: Fusion) -> impl Iterator<Item = GemmKernel> {
@@ -52,13 +52,14 @@ fn kernels(fusion: Fusion) {
             bias: Some(DType::Bf16),
             ..EpilogueSpec::NONE
         };
-        every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
-        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        every_schedule_gives_the_same_bits(case, what, Some(choice), i, &sim);
+        let gate = if gated { GPT_OSS } else { Gate::PLAIN };
+        let what = EpilogueSpec { gate, alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
         let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, scales: ScaleOrder::Mn, ..case };
-        every_schedule_gives_the_same_bits(unaligned, what, Some(choice), 9, &sim);
+        every_schedule_gives_the_same_bits(unaligned, what, Some(choice), i + 1, &sim);
         let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         let wider = Case { dims: [m, if gated { 768 } else { 272 }, case.dims[2]], ..case };
-        every_schedule_gives_the_same_bits(wider, quantized, Some(choice), 4, &sim);
+        every_schedule_gives_the_same_bits(wider, quantized, Some(choice), i + 2, &sim);
     }
 }
 
@@ -93,16 +94,17 @@ fn every_split_k_kernel_with_every_output() {
             bias: Some(DType::Bf16),
             ..EpilogueSpec::NONE
         };
-        every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
-        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        every_schedule_gives_the_same_bits(case, what, choice(0), i, &sim);
+        let gate = if gated { GPT_OSS } else { Gate::PLAIN };
+        let what = EpilogueSpec { gate, alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
         let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, scales: ScaleOrder::Mn, ..case };
-        every_schedule_gives_the_same_bits(unaligned, what, choice(1), 9, &sim);
+        every_schedule_gives_the_same_bits(unaligned, what, choice(1), i + 1, &sim);
         let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         // More blocks of K than scales come together of.
         let wider = Case { dims: [m, if gated { 512 } else { 272 }, 2200], ..case };
-        every_schedule_gives_the_same_bits(wider, quantized, choice(2), 7, &sim);
+        every_schedule_gives_the_same_bits(wider, quantized, choice(2), i + 2, &sim);
         let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Mn, ScaleFormat::PowerOfTwo)), ..what };
-        every_schedule_gives_the_same_bits(wider, quantized, choice(3), 13, &sim);
+        every_schedule_gives_the_same_bits(wider, quantized, choice(3), i + 3, &sim);
     }
 }
 
@@ -123,7 +125,7 @@ fn every_activation_bias_and_type() {
             let c = [AddendKind::None, AddendKind::Inplace, AddendKind::Other][(i + usize::from(gated)) % 3];
             let d_type = if i % 2 == 0 { DType::F32 } else { DType::Bf16 };
             let case = Case { dims: [5, 256, 144], c, d_type, ..PLAIN };
-            every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
+            every_schedule_gives_the_same_bits(case, what, None, i, &sim);
         }
     }
 }
@@ -149,7 +151,7 @@ fn quantized_output_of_many_tiles_in_any_layout() {
                 ..EpilogueSpec::NONE
             };
             let case = Case { dims: [131, 768, 272], gaps: [0, i], num_sms: Some(2), ..PLAIN };
-            every_schedule_gives_the_same_bits(case, what, Some(choice), 4, &sim);
+            every_schedule_gives_the_same_bits(case, what, Some(choice), i, &sim);
         }
     }
 }
@@ -310,9 +312,14 @@ fn bad_arguments_are_refused_by_name() {
     let flat = new(DType::F32, &[1, 512]);
     let spread = new(DType::F32, &[512, 2]).transpose(0, 1).unwrap().select(0).unwrap();
     let with_bias = |bias| Epilogue { bias: Some(bias), ..none };
+    let with_gate = |gate| Epilogue { gate, ..gated };
     let c = new(DType::E4m3, &[8, 512]);
     let cases: Vec<BadCase<'_>> = vec![
         (matrix(512), gated, Addend::None, "d", "shape"),
+        (matrix(512), Epilogue { gate: GPT_OSS, ..none }, Addend::None, "gate", "value"),
+        (matrix(256), Epilogue { gate: GPT_OSS, ..gated }, Addend::None, "gate", "value"),
+        (matrix(256), with_gate(Gate { limit: 0.0, ..Gate::PLAIN }), Addend::None, "gate", "value"),
+        (matrix(256), with_gate(Gate { up_offset: f32::NAN, ..Gate::PLAIN }), Addend::None, "gate", "value"),
         (matrix(511), none, Addend::None, "d", "shape"),
         (codes(512, scales(&[8, 3])), none, Addend::None, "d_scales", "scale shape"),
         (codes(512, scales(&[8, 1])), none, Addend::None, "d_scales", "scale shape"),
@@ -359,6 +366,7 @@ fn bad_arguments_are_refused_by_name() {
             "scale shape" => matches!(error, Error::ScaleShape { .. }),
             "type" => matches!(error, Error::DType { .. }),
             "tma" => matches!(error, Error::Tma { .. }),
+            "value" => matches!(error, Error::Value { .. }),
             "rank" => matches!(error, Error::Rank { .. }),
             _ => matches!(error, Error::Stride { .. }),
         };

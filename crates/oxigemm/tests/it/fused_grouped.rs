@@ -1,13 +1,16 @@
 //! Fused epilogues of m-grouped FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, what the
 //! single steps give for the same accumulators, rounded once, and nothing else written to.
 
-use crate::common::{AddendKind, EpilogueSpec, FP8, GroupedCase as Case, ScaleOrder, ends, ids, schedules};
+use crate::common::{
+    AddendKind, EpilogueSpec, FP8, GPT_OSS, GroupedCase as Case, ScaleOrder, ends, ids, in_turn,
+};
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{
-    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, GroupedRows, HeadSplits,
-    RawEpilogue, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors, RowGroups, Sim, Tensor,
-    gemm_raw, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked,
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, Gate, GemmOptions, GroupedRows,
+    HeadSplits, RawEpilogue, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors, RowGroups, Sim,
+    Tensor, gemm_raw, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused,
+    m_grouped_fp8_gemm_nt_masked,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -21,8 +24,8 @@ pub const SWIGLU: EpilogueSpec =
 pub const CODES: EpilogueSpec =
     EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..SWIGLU };
 
-fn every_schedule_gives_the_same_bits(case: Case, choice: Option<GemmConfig>, step: usize, sim: &Sim) {
-    case.simulated(sim).every_schedule_gives_the_same_bits(choice, schedules().step_by(step), sim);
+fn every_schedule_gives_the_same_bits(case: Case, choice: Option<GemmConfig>, nth: usize, sim: &Sim) {
+    case.simulated(sim).every_schedule_gives_the_same_bits(choice, in_turn(nth, 2), sim);
 }
 
 /// Every kernel with a cluster; over the set every cluster occurs.
@@ -48,24 +51,30 @@ fn every_kernel(fusion: Fusion) {
         let masked = Case::masked(&sizes.map(|x| x as i32), [some + 2, n, depth]);
         let alignment = [1, 16, 64][i % 3];
         let contiguous = Case::ids(&ids(&sizes, alignment), 3, alignment, [n, depth]);
-        every_output([masked, contiguous], gated, Some(choice), &sim);
+        every_output([masked, contiguous], gated, (i, Some(choice)), &sim);
     }
 }
 
 /// Each kind of output: rounded and quantized, aligned and not, with a bias for each group and for all.
-pub fn every_output([masked, contiguous]: [Case; 2], gated: bool, choice: Option<GemmConfig>, sim: &Sim) {
+pub fn every_output(
+    [masked, contiguous]: [Case; 2],
+    gated: bool,
+    (nth, choice): (usize, Option<GemmConfig>),
+    sim: &Sim,
+) {
     let what =
         EpilogueSpec { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..EpilogueSpec::NONE };
-    every_schedule_gives_the_same_bits(masked.clone().with(what), choice, 4, sim);
+    every_schedule_gives_the_same_bits(masked.clone().with(what), choice, nth, sim);
     let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Mn, ScaleFormat::F32)), ..what };
-    every_schedule_gives_the_same_bits(masked.with(quantized), choice, 3, sim);
-    let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+    every_schedule_gives_the_same_bits(masked.with(quantized), choice, nth + 1, sim);
+    let gate = if gated { GPT_OSS } else { Gate::PLAIN };
+    let what = EpilogueSpec { gate, alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
     let contiguous = Case { shared_bias: true, ..contiguous };
     let scales = if contiguous.types.has_scales() { ScaleOrder::Mn } else { contiguous.scales };
     let unaligned = Case { gap: 3, scales, c: AddendKind::Other, ..contiguous.clone() };
-    every_schedule_gives_the_same_bits(unaligned.with(what), choice, 9, sim);
+    every_schedule_gives_the_same_bits(unaligned.with(what), choice, nth + 2, sim);
     let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowOdd, ScaleFormat::PowerOfTwo)), ..what };
-    every_schedule_gives_the_same_bits(contiguous.with(quantized), choice, 4, sim);
+    every_schedule_gives_the_same_bits(contiguous.with(quantized), choice, nth + 3, sim);
 }
 
 #[test]
@@ -79,12 +88,12 @@ fn every_gated_kernel_with_every_output() {
 }
 
 /// Quantized output, and one that is added to.
-pub fn many_tiles(case: Case, gated: bool, choice: Option<GemmConfig>, step: usize, sim: &Sim) {
+pub fn many_tiles(case: Case, gated: bool, choice: Option<GemmConfig>, nth: usize, sim: &Sim) {
     let what = EpilogueSpec { gated, activation: Activation::Gelu, ..CODES };
-    every_schedule_gives_the_same_bits(case.clone().with(what), choice, step, sim);
+    every_schedule_gives_the_same_bits(case.clone().with(what), choice, nth, sim);
     let matrix = EpilogueSpec { quantized: None, alpha: 1.0, beta: 0.5, ..what };
     let added = Case { d_type: DType::F32, c: AddendKind::Inplace, ..case };
-    every_schedule_gives_the_same_bits(added.with(matrix), choice, 9, sim);
+    every_schedule_gives_the_same_bits(added.with(matrix), choice, nth + 1, sim);
 }
 
 #[test]

@@ -2,15 +2,15 @@
 //! steps give for the same accumulators, rounded once.
 
 use crate::common::{
-    ACTIVATIONS, AddendKind, Case, EpilogueSpec, PLAIN_BF16 as PLAIN, PLAIN_FP16 as F16, ScaleOrder,
-    schedules,
+    ACTIVATIONS, AddendKind, Case, EpilogueSpec, GPT_OSS, PLAIN_BF16 as PLAIN, PLAIN_FP16 as F16, ScaleOrder,
+    in_turn,
 };
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
-    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawEpilogue,
-    RawGemm, RawMatrix, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused, gemm_raw, half_gemm_nt_fused,
-    random,
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, Gate, GemmOptions, HeadSplits,
+    RawEpilogue, RawGemm, RawMatrix, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused, gemm_raw,
+    half_gemm_nt_fused, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -27,11 +27,11 @@ fn every_schedule_gives_the_same_bits(
     case: Case,
     what: EpilogueSpec,
     choice: Option<GemmConfig>,
-    step: usize,
+    nth: usize,
     sim: &Sim,
 ) {
     let problem = with(case, what).simulated(sim);
-    problem.every_schedule_gives_the_same_bits(choice, schedules().step_by(step), sim);
+    problem.every_schedule_gives_the_same_bits(choice, in_turn(nth, 2), sim);
 }
 
 /// Every dense kernel of 16-bit operands with a fused epilogue.
@@ -64,13 +64,14 @@ fn kernels(fusion: Fusion) {
             bias: Some(plain.d_type),
             ..EpilogueSpec::NONE
         };
-        every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
-        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        every_schedule_gives_the_same_bits(case, what, Some(choice), i, &sim);
+        let gate = if gated { GPT_OSS } else { Gate::PLAIN };
+        let what = EpilogueSpec { gate, alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
         let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, ..case };
-        every_schedule_gives_the_same_bits(unaligned, what, Some(choice), 9, &sim);
+        every_schedule_gives_the_same_bits(unaligned, what, Some(choice), i + 1, &sim);
         let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         let wider = Case { dims: [m, if gated { 768 } else { 272 }, case.dims[2]], ..case };
-        every_schedule_gives_the_same_bits(wider, quantized, Some(choice), 4, &sim);
+        every_schedule_gives_the_same_bits(wider, quantized, Some(choice), i + 2, &sim);
     }
 }
 
@@ -105,13 +106,14 @@ fn every_split_k_kernel_with_every_output() {
             bias: Some(plain.d_type),
             ..EpilogueSpec::NONE
         };
-        every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
-        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        every_schedule_gives_the_same_bits(case, what, choice(0), i, &sim);
+        let gate = if gated { GPT_OSS } else { Gate::PLAIN };
+        let what = EpilogueSpec { gate, alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
         let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, ..case };
-        every_schedule_gives_the_same_bits(unaligned, what, choice(1), 9, &sim);
+        every_schedule_gives_the_same_bits(unaligned, what, choice(1), i + 1, &sim);
         let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         let wider = Case { dims: [m, if gated { 544 } else { 272 }, 600], ..case };
-        every_schedule_gives_the_same_bits(wider, quantized, choice(2), 7, &sim);
+        every_schedule_gives_the_same_bits(wider, quantized, choice(2), i + 2, &sim);
     }
 }
 
@@ -133,7 +135,7 @@ fn every_activation_bias_and_type() {
             let c = [AddendKind::None, AddendKind::Inplace, AddendKind::Other][(i + usize::from(gated)) % 3];
             let d_type = if i % 2 == 0 { DType::F32 } else { plain.d_type };
             let case = Case { dims: [5, 254, 144], c, d_type, ..plain };
-            every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
+            every_schedule_gives_the_same_bits(case, what, None, i, &sim);
         }
     }
 }
@@ -150,7 +152,7 @@ fn d_has_its_factor_where_it_is_added_to() {
             let gated = choice.kernel.fusion() == Fusion::Gated;
             let what = EpilogueSpec { alpha: 2.0, beta: 0.25, gated, ..EpilogueSpec::NONE };
             let case = Case { dims: [70, 512, 128], c, d_type: DType::F32, gaps: [0, 4 * i], ..PLAIN };
-            every_schedule_gives_the_same_bits(case, what, Some(choice), 5, &sim);
+            every_schedule_gives_the_same_bits(case, what, Some(choice), i, &sim);
         }
     }
 }
@@ -178,7 +180,7 @@ fn quantized_output_of_many_tiles_in_any_layout() {
                 ..EpilogueSpec::NONE
             };
             let case = Case { dims: [131, 800, 136], gaps: [0, i], num_sms: Some(2), ..plain };
-            every_schedule_gives_the_same_bits(case, what, Some(choice), 4, &sim);
+            every_schedule_gives_the_same_bits(case, what, Some(choice), i, &sim);
         }
     }
 }
@@ -200,7 +202,7 @@ fn heads_skip_their_middle() {
             (DType::F32, AddendKind::Inplace),
         ] {
             let case = Case { dims: [66, (left + right) as usize * heads, 144], d_type, c, ..plain };
-            every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
+            every_schedule_gives_the_same_bits(case, what, None, i, &sim);
         }
     }
 }

@@ -31,7 +31,7 @@ fn every_kernel_with_every_output() {
         let masked = Case::masked(&sizes.map(|x| x as i32), [72, n, depth]);
         let alignment = [1, 16, 64][i % 3];
         let contiguous = Case::ids(&ids(&sizes, alignment), 3, alignment, [n, depth]);
-        every_output([masked, contiguous].map(|case| case.of(types)), gated, Some(choice), &sim);
+        every_output([masked, contiguous].map(|case| case.of(types)), gated, (i, Some(choice)), &sim);
     }
 }
 

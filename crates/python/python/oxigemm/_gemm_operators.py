@@ -18,7 +18,7 @@ def _tuple(numbers):
 def _fused(alpha, sfd):
     if alpha is None and sfd is None:
         return None
-    return (1.0 if alpha is None else alpha, 1.0, None, "none", False, None, sfd, False, None, 1.0)
+    return (1.0 if alpha is None else alpha, 1.0, None, "none", False, None, sfd, False, None, 1.0, None)
 
 
 def _fp8_gemm(layout, a, sfa, b, sfb, d, c, recipe, recipe_a, recipe_b, alpha, sfd):
@@ -36,7 +36,7 @@ def _fp8_gemm_skip_head_mid(a, sfa, b, sfb, d, head_splits, recipe):
         d,
         None,
         None,
-        (1.0, 1.0, None, "none", False, _tuple(head_splits), None, False, None, 1.0),
+        (1.0, 1.0, None, "none", False, _tuple(head_splits), None, False, None, 1.0, None),
     )
 
 
@@ -108,6 +108,7 @@ def _fp8_gemm_nt_fused(
     power_of_two,
     d_format,
     tensor_scale,
+    gate,
     recipe,
     recipe_a,
     recipe_b,
@@ -119,12 +120,39 @@ def _fp8_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
+        (
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            _tuple(head_splits),
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
+            _tuple(gate),
+        ),
     )
 
 
 def _half_gemm_nt_fused(
-    dtype, a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale
+    dtype,
+    a,
+    b,
+    d,
+    c,
+    alpha,
+    beta,
+    bias,
+    activation,
+    gated,
+    head_splits,
+    d_scales,
+    power_of_two,
+    d_format,
+    tensor_scale,
+    gate,
 ):
     kind = _kind(dtype, "nt", "dense")
     _C.gemm(
@@ -133,7 +161,19 @@ def _half_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
+        (
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            _tuple(head_splits),
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
+            _tuple(gate),
+        ),
     )
 
 
@@ -158,6 +198,7 @@ def _m_grouped_fp8_gemm_nt_fused(
     power_of_two,
     d_format,
     tensor_scale,
+    gate,
     recipe,
     recipe_a,
     recipe_b,
@@ -169,7 +210,19 @@ def _m_grouped_fp8_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, psum),
-        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
+        (
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            _tuple(head_splits),
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
+            _tuple(gate),
+        ),
     )
 
 
@@ -193,6 +246,7 @@ def _m_grouped_half_gemm_nt_fused(
     power_of_two,
     d_format,
     tensor_scale,
+    gate,
 ):
     kind = _kind(dtype, "nt", "m_grouped")
     _C.gemm(
@@ -201,7 +255,19 @@ def _m_grouped_half_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, psum),
-        (alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two, d_format, tensor_scale),
+        (
+            alpha,
+            beta,
+            bias,
+            activation,
+            gated,
+            _tuple(head_splits),
+            d_scales,
+            power_of_two,
+            d_format,
+            tensor_scale,
+            _tuple(gate),
+        ),
     )
 
 
@@ -255,26 +321,26 @@ OPERATORS = {
     "fp8_gemm_nt_fused": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor? c, float alpha, float beta, Tensor? bias, "
         "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, str? d_format, "
-        "float tensor_scale, int[]? recipe, int[]? recipe_a, int[]? recipe_b",
+        "float tensor_scale, float[]? gate, int[]? recipe, int[]? recipe_a, int[]? recipe_b",
         _fp8_gemm_nt_fused,
     ),
     "half_gemm_nt_fused": (
         "str dtype, Tensor a, Tensor b, Tensor(d!) d, Tensor? c, float alpha, float beta, Tensor? bias, "
         "str activation, bool gated, int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, str? d_format, "
-        "float tensor_scale",
+        "float tensor_scale, float[]? gate",
         _half_gemm_nt_fused,
     ),
     "m_grouped_fp8_gemm_nt_fused": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor? grouped_layout, Tensor? masked_m, "
         "int? expected_m, bool psum, Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, "
         "int[]? head_splits, Tensor(s!)? d_scales, bool power_of_two, str? d_format, float tensor_scale, "
-        "int[]? recipe, int[]? recipe_a, int[]? recipe_b",
+        "float[]? gate, int[]? recipe, int[]? recipe_a, int[]? recipe_b",
         _m_grouped_fp8_gemm_nt_fused,
     ),
     "m_grouped_half_gemm_nt_fused": (
         "str dtype, Tensor a, Tensor b, Tensor(d!) d, Tensor? grouped_layout, Tensor? masked_m, int? expected_m, "
         "bool psum, Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, int[]? head_splits, "
-        "Tensor(s!)? d_scales, bool power_of_two, str? d_format, float tensor_scale",
+        "Tensor(s!)? d_scales, bool power_of_two, str? d_format, float tensor_scale, float[]? gate",
         _m_grouped_half_gemm_nt_fused,
     ),
 }

@@ -30,6 +30,7 @@ Epilogue = Tuple[
     bool,
     Optional[str],
     float,
+    Optional[Tuple[float, float, float]],
 ]
 # End of what is generated.
 

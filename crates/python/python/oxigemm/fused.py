@@ -45,6 +45,7 @@ def fp8_gemm_nt_fused(
     power_of_two: bool = False,
     d_format: Optional[str] = None,
     tensor_scale: float = 1.0,
+    gate: Optional[Tuple[float, float, float]] = None,
     recipe: Recipe = None,
     recipe_a: RecipeOf = None,
     recipe_b: RecipeOf = None,
@@ -67,7 +68,9 @@ def fp8_gemm_nt_fused(
     d_scales [M, N/128]; [M, N/2/128] if gated  float32                 any strides; only with a d of e4m3
     ======== ================================== ======================= ==========================================
 
-    ``activation`` is ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. ``head_splits`` is
+    ``activation`` is ``none``, ``relu``, ``relu_squared``, ``gelu``, ``gelu_tanh`` or ``silu``. With ``gated``,
+    ``gate`` is ``(slope, limit, up_offset)``: ``D = act(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset)``,
+    where ``silu`` is ``x / (1 + exp(-slope * x))``; gpt-oss has ``(1.702, 7.0, 1.0)``. ``head_splits`` is
     ``(left, mid, right)``: of every ``left + mid + right`` columns of D the middle ones are skipped, and keep their
     values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
     scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
@@ -96,6 +99,7 @@ def fp8_gemm_nt_fused(
             power_of_two,
             d_format,
             tensor_scale,
+            gate,
             recipe,
             recipe_a,
             recipe_b,
@@ -106,7 +110,7 @@ def fp8_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -125,6 +129,7 @@ def bf16_gemm_nt_fused(
     power_of_two: bool = False,
     d_format: Optional[str] = None,
     tensor_scale: float = 1.0,
+    gate: Optional[Tuple[float, float, float]] = None,
 ) -> None:
     """``fp8_gemm_nt_fused`` for bfloat16 operands: A [M, K], B [N, K], K-major, pitch multiples of 16 bytes.
 
@@ -148,6 +153,7 @@ def bf16_gemm_nt_fused(
             power_of_two,
             d_format,
             tensor_scale,
+            gate,
         )
     return _C.gemm(
         _BFLOAT16_NT,
@@ -155,7 +161,7 @@ def bf16_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -174,6 +180,7 @@ def fp16_gemm_nt_fused(
     power_of_two: bool = False,
     d_format: Optional[str] = None,
     tensor_scale: float = 1.0,
+    gate: Optional[Tuple[float, float, float]] = None,
 ) -> None:
     """``bf16_gemm_nt_fused`` with float16 wherever that has bfloat16."""
     if _call.is_compiling():
@@ -193,6 +200,7 @@ def fp16_gemm_nt_fused(
             power_of_two,
             d_format,
             tensor_scale,
+            gate,
         )
     return _C.gemm(
         _FLOAT16_NT,
@@ -200,7 +208,7 @@ def fp16_gemm_nt_fused(
         d,
         c,
         None,
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -223,6 +231,7 @@ def m_grouped_fp8_gemm_nt_fused(
     power_of_two: bool = False,
     d_format: Optional[str] = None,
     tensor_scale: float = 1.0,
+    gate: Optional[Tuple[float, float, float]] = None,
     recipe: Recipe = None,
     recipe_a: RecipeOf = None,
     recipe_b: RecipeOf = None,
@@ -268,6 +277,7 @@ def m_grouped_fp8_gemm_nt_fused(
             power_of_two,
             d_format,
             tensor_scale,
+            gate,
             recipe,
             recipe_a,
             recipe_b,
@@ -278,7 +288,7 @@ def m_grouped_fp8_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -301,6 +311,7 @@ def m_grouped_bf16_gemm_nt_fused(
     power_of_two: bool = False,
     d_format: Optional[str] = None,
     tensor_scale: float = 1.0,
+    gate: Optional[Tuple[float, float, float]] = None,
 ) -> None:
     """``bf16_gemm_nt_fused`` for m-grouped rows, each group with a B of its own.
 
@@ -327,6 +338,7 @@ def m_grouped_bf16_gemm_nt_fused(
             power_of_two,
             d_format,
             tensor_scale,
+            gate,
         )
     return _C.gemm(
         _BFLOAT16_NT_M_GROUPED,
@@ -334,7 +346,7 @@ def m_grouped_bf16_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -357,6 +369,7 @@ def m_grouped_fp16_gemm_nt_fused(
     power_of_two: bool = False,
     d_format: Optional[str] = None,
     tensor_scale: float = 1.0,
+    gate: Optional[Tuple[float, float, float]] = None,
 ) -> None:
     """``m_grouped_bf16_gemm_nt_fused`` with float16 wherever that has bfloat16."""
     if _call.is_compiling():
@@ -380,6 +393,7 @@ def m_grouped_fp16_gemm_nt_fused(
             power_of_two,
             d_format,
             tensor_scale,
+            gate,
         )
     return _C.gemm(
         _FLOAT16_NT_M_GROUPED,
@@ -387,5 +401,5 @@ def m_grouped_fp16_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, use_psum_layout),
-        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use oxigemm::cast::ScaleFormat;
-use oxigemm::{DType, GemmLayout, HeadSplits};
+use oxigemm::{Activation, DType, Gate, GemmLayout, HeadSplits};
 use oxigemm_testkit::{
     ACTIVATIONS, AddendKind, EpilogueSpec, FP8, FP16, GemmCase, GroupLayout, MGroups, OperandTypes,
     ScaleOrder,
@@ -101,9 +101,11 @@ impl Draw {
                 [1 + self.below(3), self.below(3), self.below(3)].map(|x| x as u32 * unit);
             HeadSplits { left, mid, right }
         });
+        let activation = self.of(&ACTIVATIONS);
         let mut epilogue = EpilogueSpec {
-            activation: self.of(&ACTIVATIONS),
+            activation,
             gated,
+            gate: if gated { self.gate(activation) } else { Gate::PLAIN },
             bias: self.of(&BIASES),
             alpha: self.of(&[1.0, 0.25, -1.5]),
             beta: self.of(&[1.0, 0.5, -2.0]),
@@ -111,11 +113,20 @@ impl Draw {
             quantized,
         }
         .beside(types);
-        if *types == FP16 && gated {
+        if *types == FP16 && (gated || activation == Activation::ReluSquared) {
             // Products of two accumulators stay within the range of FP16.
             epilogue.alpha = self.of(&[0.25, -0.125]);
         }
         epilogue
+    }
+
+    /// What is done with gates and ups.
+    fn gate(&mut self, activation: Activation) -> Gate {
+        Gate {
+            slope: if activation == Activation::Silu { self.of(&[1.0, 1.702, 0.5]) } else { 1.0 },
+            limit: self.of(&[f32::INFINITY, 7.0, 0.75]),
+            up_offset: self.of(&[0.0, 1.0]),
+        }
     }
 
     /// A dense case whose N, addend and gaps its epilogue takes.

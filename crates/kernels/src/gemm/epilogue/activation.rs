@@ -11,12 +11,45 @@ pub enum Activation {
     None = 0,
     /// Itself where it is positive, else 0; NaN stays.
     Relu = 1,
+    /// The square of [`Relu`](Self::Relu).
+    ReluSquared = 2,
     /// `x * Φ(x)`, with the distribution function of the normal distribution.
-    Gelu = 2,
+    Gelu = 3,
     /// The usual approximation of [`Gelu`](Self::Gelu), by a hyperbolic tangent.
-    GeluTanh = 3,
+    GeluTanh = 4,
     /// `x / (1 + exp(-x))`.
-    Silu = 4,
+    Silu = 5,
+}
+
+/// What a gated epilogue computes: `act(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset)`. NaN stays.
+///
+/// The default is `act(gate) * up`.
+///
+/// ```
+/// use oxigemm_kernels::gemm::epilogue::Gate;
+///
+/// let gpt_oss = Gate { slope: 1.702, limit: 7.0, up_offset: 1.0 };
+/// assert_ne!(gpt_oss, Gate::default());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gate {
+    /// Factor in the sigmoid of [`Silu`](Activation::Silu): `x / (1 + exp(-slope * x))`. Others take 1 only.
+    pub slope: f32,
+    /// The largest gate, and the largest magnitude of an up.
+    pub limit: f32,
+    /// Added to an up.
+    pub up_offset: f32,
+}
+
+impl Gate {
+    /// `act(gate) * up`.
+    pub const PLAIN: Gate = Gate { slope: 1.0, limit: f32::INFINITY, up_offset: 0.0 };
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Gate::PLAIN
+    }
 }
 
 /// All but ReLU are `x / (1 + 2^(x * P(|x|)))` with these coefficients of P, from the constant one on.
@@ -51,17 +84,52 @@ const fn constant(value: f32) -> Coefficients {
     coefficients
 }
 
-/// Applies an activation to all values.
-pub(crate) fn activate<'k>(k: &'k Kernel, activation: U32<'k>, values: &[Var<'k, f32>]) {
+/// Parameters of a [`Gate`] inside a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct GateParams<'k> {
+    pub slope: F32<'k>,
+    pub limit: F32<'k>,
+    pub up_offset: F32<'k>,
+}
+
+/// Applies an activation to all values, and multiplies these gates with their `ups`, if there are some.
+pub(crate) fn activate<'k>(
+    k: &'k Kernel,
+    activation: U32<'k>,
+    gate: &GateParams<'k>,
+    values: &[Var<'k, f32>],
+    ups: &[Var<'k, f32>],
+) {
+    if !ups.is_empty() {
+        let least = gate.limit * -1.0;
+        k.if_(gate.limit.lt(f32::INFINITY), || {
+            values.iter().for_each(|x| x.set(x.live().min_nan(gate.limit)));
+            ups.iter().for_each(|up| up.set(up.live().min_nan(gate.limit).max_nan(least)));
+        });
+    }
+    activate_all(k, activation, gate.slope, values);
+    values.iter().zip(ups).for_each(|(x, up)| x.set(x.live() * (up.live() + gate.up_offset)));
+}
+
+/// Applies an activation to all values. `slope` is that of a [`Gate`].
+fn activate_all<'k>(k: &'k Kernel, activation: U32<'k>, slope: F32<'k>, values: &[Var<'k, f32>]) {
     let is = |which: Activation| activation.eq(which as u32);
     k.if_(is(Activation::Relu), || {
         values.iter().for_each(|x| x.set(x.live().max_nan(0.0)));
     });
-    k.if_(activation.gt(Activation::Relu as u32), || {
+    k.if_(is(Activation::ReluSquared), || {
+        for x in values {
+            let positive = x.live().max_nan(0.0);
+            x.set(positive * positive);
+        }
+    });
+    k.if_(activation.gt(Activation::ReluSquared as u32), || {
         let (tanh, silu) = (is(Activation::GeluTanh), is(Activation::Silu));
         let coefficients: [F32<'k>; DEGREE + 1] = std::array::from_fn(|i| {
             let gelu = tanh.select::<f32>(GELU_TANH[i], GELU[i]);
-            silu.select(SILU[i], gelu)
+            // Of SiLU there is the constant one only.
+            let of_silu = k.constant(SILU[i]);
+            silu.select(if i == 0 { slope * of_silu } else { of_silu }, gelu)
         });
         // The exponential and the reciprocal take longer than so many multiplications: one form serves all.
         for value in values {

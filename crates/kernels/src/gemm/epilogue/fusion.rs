@@ -4,6 +4,7 @@
 //! quantization or rounding; head splits move columns. All of it is in FP32 and rounded once. Which stages take part is
 //! a run-time argument; only that a gate halves the columns is compiled in.
 
+use super::activation::{GateParams, activate};
 use super::{BlockOutput, Heads, OutputFlags, OutputParams, Panels};
 use crate::common::params::kernel_params;
 use crate::gemm::operand::f16::Half;
@@ -31,10 +32,16 @@ pub struct EpilogueArgs {
     pub activation: u32,
     /// Columns of a head before those that are skipped, those, and all that are not. 0, 0, 1 where there are no heads.
     pub heads: [u32; 3],
+    /// See [`Gate`](super::Gate).
+    pub gate_limit: f32,
     /// Address of the scales of a quantized D.
     pub scales: u64,
     /// Strides of those scales, in elements: along M and along N.
     pub scale_strides: [u32; 2],
+    /// See [`Gate`](super::Gate).
+    pub gate_slope: f32,
+    /// The same.
+    pub up_offset: f32,
 }
 
 /// Bits of [`EpilogueArgs::flags`].
@@ -71,6 +78,9 @@ kernel_params! {
         d_scales: Pointer = scales,
         d_scales_stride_m: U32 = scale_strides[0],
         d_scales_stride_n: U32 = scale_strides[1],
+        gate_limit: F32 = gate_limit,
+        gate_slope: F32 = gate_slope,
+        up_offset: F32 = up_offset,
     }
 }
 
@@ -128,6 +138,7 @@ pub(crate) struct EpilogueParams<'k> {
     pub heads: Heads<'k>,
     pub scales: Global<'k>,
     pub scale_strides: [U32<'k>; 2],
+    pub gate: GateParams<'k>,
     /// The row of D that the first scales are of, where that is not the first.
     pub scales_row: Option<U32<'k>>,
 }
@@ -145,6 +156,7 @@ impl<'k> EpilogueParams<'k> {
             heads: Heads { left: words.head_left, mid: words.head_mid, computed: words.head_computed },
             scales: words.d_scales,
             scale_strides: [words.d_scales_stride_m, words.d_scales_stride_n],
+            gate: GateParams { slope: words.gate_slope, limit: words.gate_limit, up_offset: words.up_offset },
             scales_row: None,
         }
     }
@@ -221,12 +233,11 @@ impl<'k> FusedAccumulators<'k, '_> {
         let each = self.fusion.accumulators() as usize;
         let parts: Vec<_> = accumulators.iter().map(|values| values.split_at(values.len() / each)).collect();
         let firsts: Vec<_> = parts.iter().flat_map(|(first, _)| *first).copied().collect();
-        super::activation::activate(self.k, self.params.activation, &firsts);
-        if self.fusion == Fusion::Gated {
-            for (gate, up) in parts.iter().flat_map(|(gates, ups)| gates.iter().zip(*ups)) {
-                gate.set(gate.live() * up.live());
-            }
-        }
+        let ups: Vec<_> = match self.fusion {
+            Fusion::Gated => parts.iter().flat_map(|(_, ups)| *ups).copied().collect(),
+            _ => Vec::new(),
+        };
+        activate(self.k, self.params.activation, &self.params.gate, &firsts, &ups);
         parts.into_iter().map(|(first, _)| first).collect()
     }
 }

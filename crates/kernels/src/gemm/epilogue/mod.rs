@@ -14,7 +14,7 @@ mod partial_tile;
 pub(crate) mod split_k;
 
 pub use crate::gemm::params::{Heads, OutputFlags, OutputParams};
-pub use activation::Activation;
+pub use activation::{Activation, Gate};
 pub use block_output::BlockOutput;
 
 use crate::common::{WARP, WARPGROUP};

@@ -148,11 +148,9 @@ impl<'k> FusedRows<'k> {
             let rows = rows.iter().flat_map(|row| row.accumulators[part].iter().zip(&self.biases[part]));
             rows.map(|(accumulator, bias)| accumulator.fma(p.alpha, bias.live())).collect()
         };
-        let values: Vec<_> = scaled(0).into_iter().map(|value| k.var_from(value)).collect();
-        activate(k, p.activation, &values);
-        if self.fusion == Fusion::Gated {
-            values.iter().zip(scaled(1)).for_each(|(gate, up)| gate.set(gate.live() * up));
-        }
+        let vars = |part| scaled(part).into_iter().map(|value| k.var_from(value)).collect::<Vec<_>>();
+        let (values, ups) = (vars(0), if self.fusion == Fusion::Gated { vars(1) } else { Vec::new() });
+        activate(k, p.activation, &p.gate, &values, &ups);
         values.as_chunks::<4>().0.iter().map(|four| four.map(|value| value.live())).collect()
     }
 

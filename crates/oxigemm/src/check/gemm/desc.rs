@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use oxigemm_kernels::gemm::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::params::ScaleBlock;
 use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
@@ -237,6 +237,8 @@ pub struct EpilogueDesc {
     pub activation: Activation,
     /// Whether the first half of the rows of B are gates, and D has half as many columns.
     pub gated: bool,
+    /// What is done with gates and ups.
+    pub gate: Gate,
     /// Bias, added before the activation: one for each row of B, f32 or 16 bits.
     pub bias: Option<Operand>,
     /// Columns of D that are skipped.
@@ -252,6 +254,7 @@ impl Default for EpilogueDesc {
             beta: 1.0,
             activation: Activation::None,
             gated: false,
+            gate: Gate::default(),
             bias: None,
             heads: None,
             scales: None,

@@ -1,6 +1,7 @@
 //! The rules of a fused epilogue: the shape of D, bias, skipped columns, and the scales of a quantized D.
 
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 
 use super::desc::EpilogueDesc;
 use super::problem::{Fused, QuantizedRows};
@@ -20,6 +21,29 @@ impl EpilogueDesc {
             None if a.dtype == DType::F32 => d.expect_dtype(&[DType::F32]),
             None => d.expect_dtype(&[half_beside(a), DType::F32]),
         }
+    }
+
+    /// Parameters of a gate are for gates, are numbers, and a slope is that of SiLU.
+    fn check_gate(&self) -> Result<()> {
+        let Gate { slope, limit, up_offset } = self.gate;
+        let wrong = |expected: &str| Error::Value {
+            argument: "gate",
+            expected: expected.to_owned(),
+            found: format!("{:?}", self.gate),
+        };
+        if self.gate == Gate::default() {
+            return Ok(());
+        }
+        if !self.gated {
+            return Err(wrong("the default where nothing is gated"));
+        }
+        if !slope.is_finite() || limit.is_nan() || limit <= 0.0 || !up_offset.is_finite() {
+            return Err(wrong("a finite slope and offset, and a limit above 0"));
+        }
+        if slope != 1.0 && self.activation != Activation::Silu {
+            return Err(wrong("a slope of 1, as only SiLU has another"));
+        }
+        Ok(())
     }
 
     /// The columns that are computed of `n` rows of B; half of them are a multiple of `unit`.
@@ -78,6 +102,7 @@ impl EpilogueDesc {
         a: &Operand,
         c: Option<&Operand>,
     ) -> Result<()> {
+        self.check_gate()?;
         if let Some(bias) = &self.bias {
             bias.expect_dtype(&[half_beside(a), DType::F32])?;
             match groups {

@@ -220,7 +220,7 @@ def fp8_gemm_nt_skip_head_mid(
         d,
         None,
         None,
-        (1.0, 1.0, None, "none", False, head_splits, None, False, None, 1.0),
+        (1.0, 1.0, None, "none", False, head_splits, None, False, None, 1.0, None),
     )
 
 

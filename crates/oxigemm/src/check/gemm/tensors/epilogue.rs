@@ -1,6 +1,6 @@
 //! Fused epilogues: bias, activation, gated activation, quantization, skipped columns.
 
-use oxigemm_kernels::gemm::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 
 use super::super::desc::{EpilogueDesc, HeadSplits};
 use super::super::output_format::{BlockFormat, OutputFormat};
@@ -13,7 +13,8 @@ use crate::tensor::Tensor;
 ///
 /// With a gate, the first half of B's rows are gates and the other half are ups, and D has as many columns as there are
 /// of each: `D = act(gate) * up + beta * C`, where gate and up are `alpha * A·Bᵀ + bias`. With
-/// [`Silu`](Activation::Silu) this is SwiGLU.
+/// [`Silu`](Activation::Silu) this is SwiGLU. A [`Gate`] bounds both and changes the sigmoid, as models such as gpt-oss
+/// have it.
 ///
 /// The default does nothing.
 ///
@@ -34,6 +35,8 @@ pub struct Epilogue<'a> {
     pub activation: Activation,
     /// Whether the first half of B's rows are gates.
     pub gated: bool,
+    /// What is done with gates and ups, where there are some.
+    pub gate: Gate,
     /// Factor of C.
     pub beta: f32,
     /// Columns of D that are skipped, which stay as they are.
@@ -47,6 +50,7 @@ impl Default for Epilogue<'_> {
             bias: None,
             activation: Activation::None,
             gated: false,
+            gate: Gate::default(),
             beta: 1.0,
             heads: None,
         }
@@ -104,6 +108,7 @@ impl Epilogue<'_> {
             beta: self.beta,
             activation: self.activation,
             gated: self.gated,
+            gate: self.gate,
             bias: self.bias.map(|bias| bias.describe("bias")),
             heads: self.heads,
             scales: scales.map(|(scales, format)| (scales.describe("d_scales"), format)),
