@@ -58,6 +58,7 @@ mod launch;
 pub mod layers;
 pub mod metrics;
 mod moe;
+mod moe_forward;
 mod parallel;
 pub mod plan;
 mod quantize;
@@ -84,9 +85,10 @@ pub use half::{bf16, f16};
 pub use hyper_connection::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
 pub use launch::{LaunchOptions, Stats};
 pub use moe::{
-    PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_permute, moe_permute_raw, moe_rows,
-    moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
+    PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_gather, moe_permute, moe_permute_raw,
+    moe_rows, moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
 };
+pub use moe_forward::{MoeExperts, MoeProjection, MoeRouting, moe_forward, moe_scratch_bytes};
 pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 pub use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};

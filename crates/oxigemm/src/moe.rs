@@ -130,10 +130,48 @@ pub fn moe_unpermute(
     out: &mut Tensor,
     options: &LaunchOptions,
 ) -> Result<()> {
+    add_rows(rows, places, Some(weights), out, options)
+}
+
+/// Copies rows: `out[i] = x[rows[i]]`, and zeros where `rows[i]` is no row of `x`.
+///
+/// `x` is `[T, K]` bf16, `rows` `[M]` i32 such as [`PermutedRows::tokens`], `out` `[M, K]` bf16.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::{DType, Device, LaunchOptions, Tensor, moe_gather};
+///
+/// let device = Device::cpu();
+/// let x = Tensor::from_f32(DType::Bf16, &[1.0, 2.0, 10.0, 20.0], &[2, 2], &device)?;
+/// let rows = Tensor::from_slice(&[1i32, -1, 0], &[3], &device)?;
+/// let mut out = Tensor::empty(DType::Bf16, &[3, 2], &device)?;
+/// moe_gather(&x, &rows, &mut out, &LaunchOptions::default())?;
+/// assert_eq!(out.to_vec_f32()?, [10.0, 20.0, 0.0, 0.0, 1.0, 2.0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn moe_gather(x: &Tensor, rows: &Tensor, out: &mut Tensor, options: &LaunchOptions) -> Result<()> {
+    let list = rows.describe("rows");
+    list.expect_rank(1, "a list")?;
+    // A token with one choice each.
+    let rows = rows.part(0, rows.dtype(), &[rows.len(), 1])?;
+    add_rows(x, &rows, None, out, options)
+}
+
+/// The sums of rows, weighted where there are weights.
+fn add_rows(
+    rows: &Tensor,
+    places: &Tensor,
+    weights: Option<&Tensor>,
+    out: &mut Tensor,
+    options: &LaunchOptions,
+) -> Result<()> {
+    let names = if weights.is_some() { ["rows", "places"] } else { ["x", "rows"] };
     let call = MoeUnpermute {
-        rows: rows.describe("rows"),
-        places: places.describe("places"),
-        weights: weights.describe("weights"),
+        rows: rows.describe(names[0]),
+        places: places.describe(names[1]),
+        weights: weights.map(|weights| weights.describe("weights")),
         out: out.describe("out"),
     };
     let reference = || match call.check()? {
@@ -303,7 +341,7 @@ pub unsafe fn moe_unpermute_raw(
     let described = MoeUnpermute {
         rows: dense(("rows", DType::Bf16), &[call.row_count, call.columns], call.rows, id),
         places: dense(("places", DType::I32), &choices, call.places, id),
-        weights: dense(("weights", DType::F32), &choices, call.weights, id),
+        weights: Some(dense(("weights", DType::F32), &choices, call.weights, id)),
         out: dense(("out", DType::Bf16), &[call.token_count, call.columns], call.out, id),
     };
     // SAFETY: the caller keeps the operands as described.

@@ -404,7 +404,7 @@ impl Epilogue {
     }
 }
 
-fn activation_of(py: Python<'_>, name: &str) -> PyResult<Activation> {
+pub fn activation_of(py: Python<'_>, name: &str) -> PyResult<Activation> {
     Ok(match name {
         "none" => Activation::None,
         "relu" => Activation::Relu,

@@ -6,7 +6,7 @@ import pytest
 import oxigemm
 from oxigemm import moe
 
-from arrays import BF16, calc_diff, normals
+from arrays import BF16, E4M3, calc_diff, normals
 
 
 def run(device, name, *arguments, **named):
@@ -113,3 +113,54 @@ def test_what_is_wrong_is_named(call, argument):
     with pytest.raises(oxigemm.OxigemmError) as caught:
         call()
     assert caught.value.argument == argument
+
+
+def experts_of(recipe, gated, seed):
+    """Weights of three experts as calls take them, and what they mean."""
+    groups, inner, outer = 3, 128, 256
+    found = []
+    for n, k in ((2 * inner if gated else inner, outer), (outer, inner)):
+        exact = normals(groups, n, k, seed=seed + n) / 16
+        if recipe == "bf16":
+            weight = exact.astype(BF16)
+            found.append((weight, weight.astype(np.float64)))
+            continue
+        scales = np.ldexp(np.float32(1), np.random.default_rng(n).integers(-4, 0, (groups, -(-n // 128), -(-k // 128))))
+        scales = scales.astype(np.float32)
+        codes = (exact * 16).astype(E4M3)
+        wide = np.repeat(np.repeat(scales, 128, 1), 128, 2)[:, :n, :k]
+        found.append(((codes, scales), codes.astype(np.float64) * wide))
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "bf16"])
+@pytest.mark.parametrize("gated, gate", [(True, None), (True, (1.702, 7.0, 1.0)), (False, None)])
+def test_forward_is_the_mixture(device, recipe, gated, gate):
+    (w1, first), (w2, second) = experts_of(recipe, gated, 3)
+    x, factors = normals(11, 256).astype(BF16), np.abs(normals(11, 2, seed=4))
+    ids = choices(11, 2, 3)
+    activation = "silu" if gated else "relu_squared"
+    out = run(device, "forward", x, ids, factors, w1, w2, activation=activation, gated=gated, gate=gate)
+    slope, limit, offset = gate or (1.0, np.inf, 0.0)
+    exact = np.zeros((11, 256))
+    for token, choice in np.argwhere(ids >= 0):
+        expert = ids[token, choice]
+        hidden = first[expert] @ x[token].astype(np.float64)
+        if gated:
+            g, up = np.minimum(hidden[:128], limit), np.clip(hidden[128:], -limit, limit)
+            hidden = g / (1 + np.exp(-slope * g)) * (up + offset)
+        else:
+            hidden = np.maximum(hidden, 0) ** 2
+        exact[token] += factors[token, choice] * (second[expert] @ hidden)
+    assert calc_diff(out, exact) < (2e-3 if recipe == "fp8" else 1e-5)
+
+
+def test_forward_names_what_is_wrong():
+    (w1, _), (w2, _) = experts_of("fp8", True, 3)
+    x, ids, factors = np.zeros((2, 256), BF16), np.zeros((2, 2), np.int32), np.zeros((2, 2), np.float32)
+    with pytest.raises(ValueError, match="`down_scales`"):
+        moe.forward(x, ids, factors, w1, w2[0])
+    with pytest.raises(ValueError, match="`x`"):
+        moe.forward(x[:, :128], ids, factors, w1, w2)
+    with pytest.raises(ValueError, match="`gate`"):
+        moe.forward(x, ids, factors, w1, w2, activation="gelu", gate=(1.702, 7.0, 1.0))

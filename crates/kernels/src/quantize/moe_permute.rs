@@ -6,13 +6,14 @@
 //! of each. Its warps then take rows in order, and so do the lanes of one expert: the result depends on nothing but the
 //! choices.
 //!
-//! The unpermutation adds the rows of a token's choices, each with its weight, in the order of the choices.
+//! The unpermutation adds the rows of a token's choices, each with its weight, in the order of the choices. A gather is
+//! the same with one choice, of no weight.
 
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, Ptr, Scope, Shared, U32};
 
-use super::params::{Args, Launch, Params, by_access};
+use super::params::{Args, Flags, Launch, Params, by_access};
 use super::vec8::{Access, Input, Mask, VEC8, Vec8};
 use crate::common::WARP;
 use crate::common::fast_divmod::FastDivmod;
@@ -234,6 +235,7 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
     let bytes = Input::Bf16.bytes();
     let sums: Vec<_> = (0..VEC8).map(|_| k.var(0f32)).collect();
     let first = token.widening_mul(top_k);
+    let unweighted = p.has(Flags::UNWEIGHTED);
     k.for_(0, top_k, ROWS, |first_choice| {
         let rows: Vec<(F32, Vec8)> = (0..ROWS)
             .map(|i| {
@@ -241,7 +243,8 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
                 let at = (first + choice.to_u64()) * 4u64;
                 let row = p.aux.at(at).load_readonly_if(choice.lt(top_k), NONE);
                 let exists = row.lt(p.source_rows);
-                let weight = p.scales.at(at).load_readonly_if(exists, 0f32);
+                let weight = p.scales.at(at).load_readonly_if(exists & !unweighted, 0f32);
+                let weight = unweighted.select(1f32, weight);
                 let mask = Mask::of(access, exists, column, p.columns);
                 (weight, Vec8::load(k, Input::Bf16, p.x_at(row, column, bytes), &mask, Some(p.evict_first)))
             })

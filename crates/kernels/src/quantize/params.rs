@@ -30,6 +30,8 @@ impl Flags {
     pub const SCALE_RUNS: u32 = 32;
     /// Every tile of every warp is full.
     pub const FULL_TILES: u32 = 64;
+    /// An unpermutation has no weights: rows are added as they are.
+    pub const UNWEIGHTED: u32 = 128;
 }
 
 /// Arguments of a launch. Each kernel says which of them it reads, and what they mean to it.

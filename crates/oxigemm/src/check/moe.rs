@@ -35,8 +35,8 @@ pub struct MoeUnpermute {
     pub rows: Operand,
     /// `[T, topk]` i32, without gaps.
     pub places: Operand,
-    /// `[T, topk]` f32, without gaps.
-    pub weights: Operand,
+    /// `[T, topk]` f32, without gaps; where there are none, all are 1.
+    pub weights: Option<Operand>,
     /// `[T, K]` bf16, row-major.
     pub out: Operand,
 }
@@ -131,16 +131,18 @@ impl MoeUnpermute {
         rows.expect_dtype(&[DType::Bf16])?;
         out.expect_dtype(&[DType::Bf16])?;
         places.expect_dtype(&[DType::I32])?;
-        weights.expect_dtype(&[DType::F32])?;
         let [count, of_token] = places.matrix_dims()?;
-        if weights.matrix_dims()? != [count, of_token] {
-            return Err(weights.wrong_shape([count, of_token], "the shape of `places`"));
+        if let Some(weights) = weights {
+            weights.expect_dtype(&[DType::F32])?;
+            if weights.matrix_dims()? != [count, of_token] {
+                return Err(weights.wrong_shape([count, of_token], "the shape of `places`"));
+            }
         }
         let [available, columns] = rows.matrix_dims()?;
         if out.matrix_dims()? != [count, columns] {
             return Err(out.wrong_shape([count, columns], "the tokens of `places`, the columns of `rows`"));
         }
-        for operand in [places, weights, out] {
+        for operand in [Some(places), weights.as_ref(), Some(out)].into_iter().flatten() {
             operand.expect_device(rows)?;
         }
         if count == 0 || columns == 0 {
@@ -154,7 +156,7 @@ impl MoeUnpermute {
         if let Some((_, memory)) = &rows_memory {
             out.expect_apart(&out_memory, rows, memory)?;
         }
-        for operand in [places, weights] {
+        for operand in [Some(places), weights.as_ref()].into_iter().flatten() {
             if let Some(memory) = contiguous(operand)? {
                 out.expect_apart(&out_memory, operand, &memory)?;
             }
@@ -168,7 +170,7 @@ impl MoeUnpermute {
         Ok(Some(Args {
             x: rows.address,
             codes: out.address,
-            scales: weights.address,
+            scales: weights.map_or(0, |weights| weights.address),
             aux: places.address,
             dims: [count as u32, columns as u32],
             // plain_rows has bounded both by u32::MAX.
@@ -176,7 +178,8 @@ impl MoeUnpermute {
             codes_pitch: out_pitch as u32,
             shifts: [of_token as u32, 0],
             source_rows: available.min(LIMIT) as u32,
-            flags: if whole { Flags::VECTORS } else { 0 },
+            flags: if whole { Flags::VECTORS } else { 0 }
+                | if weights.is_none() { Flags::UNWEIGHTED } else { 0 },
             ..Args::default()
         }))
     }

@@ -49,9 +49,15 @@ pub(crate) fn permute(ids: &Tensor, alignment: usize, to: [&mut Tensor; 4]) -> R
 }
 
 /// The arguments have been checked.
-pub(crate) fn unpermute(rows: &Tensor, places: &Tensor, weights: &Tensor, out: &mut Tensor) -> Result<()> {
+pub(crate) fn unpermute(
+    rows: &Tensor,
+    places: &Tensor,
+    weights: Option<&Tensor>,
+    out: &mut Tensor,
+) -> Result<()> {
     let (available, columns, of_token) = (rows.dims()[0], rows.dims()[1], places.dims()[1]);
-    let (rows, places, weights) = (rows.to_vec_f32()?, places.to_vec::<i32>()?, weights.to_vec_f32()?);
+    let (rows, places) = (rows.to_vec_f32()?, places.to_vec::<i32>()?);
+    let weights = weights.map_or_else(|| Ok(vec![1.0; places.len()]), Tensor::to_vec_f32)?;
     let sum = |token: usize, column: usize| {
         (token * of_token..(token + 1) * of_token).fold(0f32, |sum, choice| {
             match usize::try_from(places[choice]).ok().filter(|place| *place < available) {

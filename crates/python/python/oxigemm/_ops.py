@@ -59,6 +59,11 @@ def _nvfp4_by(x, codes, scales, tensor_scale):
     _C.quantize_nvfp4(x, codes, scales, tensor_scale, False)
 
 
+def _moe_forward(x, ids, weights, w1, s1, b1, w2, s2, b2, activation, gated, gate, scratch, out):
+    gate = None if gate is None else tuple(gate)
+    _C.moe_forward(x, ids, weights, (w1, s1, b1), (w2, s2, b2), activation, gated, gate, scratch, out)
+
+
 _SCALED = "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d"
 _PLAIN = "Tensor a, Tensor b, Tensor(d!) d"
 
@@ -106,6 +111,12 @@ OPERATORS = {
         _C.moe_permute,
     ),
     "moe_unpermute": ("Tensor rows, Tensor places, Tensor weights, Tensor(o!) out", _C.moe_unpermute),
+    "moe_forward": (
+        "Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor? gate_up_scales, Tensor? gate_up_bias, "
+        "Tensor down, Tensor? down_scales, Tensor? down_bias, str activation, bool gated, float[]? gate, "
+        "Tensor(s!) scratch, Tensor(o!) out",
+        _moe_forward,
+    ),
     "zero_padding_rows": ("Tensor ids, int num_groups, Tensor(d!) d", _C.zero_padding_rows),
     "swiglu_quantize": (
         "Tensor x, Tensor(c!) codes, Tensor(s!) scales, bool power_of_two",

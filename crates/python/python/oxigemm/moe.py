@@ -1,15 +1,15 @@
-"""Mixture of experts: permute tokens to the rows of their experts, and unpermute. For torch and for numpy."""
+"""Mixture of experts: in one call, or permute tokens by expert, and unpermute. For torch and for numpy."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import empty, expect_elements, expect_int, expect_matrix
+from ._arrays import empty, expect_elements, expect_int, expect_matrix, expect_shape
 from .errors import ArgumentError
 
-__all__ = ["Permuted", "permute", "rows_needed", "unpermute", "zero_padding_rows"]
+__all__ = ["Permuted", "forward", "permute", "rows_needed", "unpermute", "zero_padding_rows"]
 
 
 class Permuted(NamedTuple):
@@ -98,6 +98,73 @@ def unpermute(rows: Any, places: Any, weights: Any, out: Optional[Any] = None) -
     else:
         _C.moe_unpermute(rows, places, weights, out)
     return out
+
+
+#: A weight of all experts: bfloat16, or codes with their scales.
+Weight = Union[Any, Tuple[Any, Any]]
+
+
+def forward(
+    x: Any,
+    ids: Any,
+    weights: Any,
+    gate_up: Weight,
+    down: Weight,
+    *,
+    biases: Tuple[Optional[Any], Optional[Any]] = (None, None),
+    activation: str = "silu",
+    gated: bool = True,
+    gate: Optional[Tuple[float, float, float]] = None,
+    out: Optional[Any] = None,
+) -> Any:
+    """``out[t] = sum over c of weights[t, c] * down[e] · (act(gate[e] · x[t]) * (up[e] · x[t]))``, e = ids[t, c].
+
+    ========= ============================================== =======================================================
+    argument  shape                                          type
+    ========= ============================================== =======================================================
+    x         [T, K]                                         bfloat16; rows of any pitch
+    ids       [T, C]                                         int32, contiguous; a number that is no expert adds nothing
+    weights   [T, C]                                         float32, contiguous
+    gate_up   [E, 2I, K], gates first; [E, I, K] if not      bfloat16, or a pair: e4m3 with float32 scales of 128x128
+              gated
+    down      [E, K, I]                                      the same
+    biases    [E, 2I], [E, K]                                float32 or bfloat16, or None
+    out       [T, K]                                         bfloat16; made if None
+    ========= ============================================== =======================================================
+
+    ``activation`` and ``gate`` are those of ``fused.fp8_gemm_nt_fused``; gpt-oss has a gate of ``(1.702, 7.0, 1.0)``.
+    ``gated=False`` with ``activation="relu_squared"`` is an MLP without gates. On Blackwell, FP8 scales are powers of
+    two.
+
+    Experts that every token takes are experts too: behind those that are chosen for a token, name them with a weight of
+    1, and the same kernels compute them.
+
+    Five kernels: permutation, gather and quantization, GEMM with activation, gate and quantization, GEMM, weighted sum.
+    Nothing is read back, and memory comes from torch's allocator: a CUDA graph may be replayed with other choices.
+
+    >>> out = forward(hidden_states, ids, weights, (w1, w1_scales), (w2, w2_scales))
+    """
+    (tokens, _), (_, topk) = expect_matrix("x", x), expect_matrix("ids", ids)
+    (w1, s1), (w2, s2) = _parts(gate_up), _parts(down)
+    experts, both, outer = expect_shape("gate_up", w1, 3)
+    inner = both // 2 if gated else both
+    size = _C.moe_scratch_bytes((tokens, topk), (experts, inner, outer), s1 is None)
+    scratch = empty(x, (size,), "uint8")
+    out = empty(x, (tokens, x.shape[1]), "bfloat16") if out is None else out
+    first, second = (w1, s1, biases[0]), (w2, s2, biases[1])
+    if _call.is_compiling():
+        _call.ops().moe_forward(x, ids, weights, *first, *second, activation, gated, gate, scratch, out)
+    else:
+        _C.moe_forward(x, ids, weights, first, second, activation, gated, gate, scratch, out)
+    return out
+
+
+def _parts(weight: Weight) -> Tuple[Any, Optional[Any]]:
+    """A weight and its scales, if it has some."""
+    if isinstance(weight, (tuple, list)):
+        codes, scales = weight
+        return codes, scales
+    return weight, None
 
 
 def zero_padding_rows(ids: Any, num_groups: int, d: Any) -> None:

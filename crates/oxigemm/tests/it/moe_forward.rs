@@ -1,0 +1,211 @@
+//! A mixture of experts in one call, in the simulator and on the CPU, against the same in `f64`.
+
+use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8};
+use oxigemm::metrics::calc_diff;
+use oxigemm::{
+    Activation, DType, Device, Error, Gate, GemmOptions, MoeExperts, MoeProjection, MoeRouting, Tensor,
+    moe_forward, moe_scratch_bytes, random,
+};
+
+const EXPERTS: usize = 5;
+const INNER: usize = 128;
+const OUTER: usize = 256;
+
+/// Weights of a recipe, and what they mean.
+struct Weights {
+    codes: [Tensor; 2],
+    scales: Option<[Tensor; 2]>,
+    values: [Vec<f32>; 2],
+    gated: bool,
+}
+
+impl Weights {
+    fn new(dtype: DType, gated: bool, format: ScaleFormat, device: &Device) -> Weights {
+        let both = if gated { 2 * INNER } else { INNER };
+        let dims = [[EXPERTS, both, OUTER], [EXPERTS, OUTER, INNER]];
+        let numbers = |nth: usize| -> Vec<f32> {
+            let count = dims[nth].iter().product();
+            random::normals(nth as u64, count).iter().map(|x| x / 16.0).collect()
+        };
+        if dtype == DType::Bf16 {
+            let values = [0, 1].map(|nth| DType::Bf16.decode(&DType::Bf16.encode(&numbers(nth))));
+            let codes =
+                [0, 1].map(|nth| Tensor::from_f32(DType::Bf16, &values[nth], &dims[nth], device).unwrap());
+            return Weights { codes, scales: None, values, gated };
+        }
+        let parts = [0, 1].map(|nth| {
+            let [_, n, k] = dims[nth];
+            let all = numbers(nth);
+            let casts: Vec<_> =
+                all.chunks(n * k).map(|one| per_block_cast_to_fp8(one, n, k, format).unwrap()).collect();
+            let codes: Vec<u8> = casts.iter().flat_map(|cast| cast.codes.clone()).collect();
+            let scales: Vec<f32> = casts.iter().flat_map(|cast| cast.scales.clone()).collect();
+            let values: Vec<f32> = casts.iter().flat_map(|cast| cast.dequantize()).collect();
+            let blocks = [EXPERTS, n.div_ceil(128), k.div_ceil(128)];
+            (
+                Tensor::from_bytes(DType::E4m3, &codes, &dims[nth], device).unwrap(),
+                Tensor::from_slice(&scales, &blocks, device).unwrap(),
+                values,
+            )
+        });
+        let [(a, sfa, va), (b, sfb, vb)] = parts;
+        Weights { codes: [a, b], scales: Some([sfa, sfb]), values: [va, vb], gated }
+    }
+
+    fn experts<'a>(&'a self, biases: [Option<&'a Tensor>; 2], gate: Gate) -> MoeExperts<'a> {
+        let of = |nth: usize| MoeProjection {
+            weight: &self.codes[nth],
+            scales: self.scales.as_ref().map(|scales| &scales[nth]),
+            bias: biases[nth],
+        };
+        let activation = if self.gated { Activation::Silu } else { Activation::ReluSquared };
+        MoeExperts { gated: self.gated, gate, activation, ..MoeExperts::swiglu(of(0), of(1)) }
+    }
+
+    /// The output in `f64`.
+    fn exact(&self, x: &[f32], ids: &[i32], factors: &[f32], biases: [&[f32]; 2], gate: Gate) -> Vec<f64> {
+        let (topk, both) = (ids.len() * OUTER / x.len(), if self.gated { 2 * INNER } else { INNER });
+        let product = |weights: &[f32], bias: f32, x: &[f64]| -> f64 {
+            weights.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum::<f64>() + f64::from(bias)
+        };
+        let mut out = Vec::new();
+        for (token, x) in x.chunks(OUTER).enumerate() {
+            let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+            let mut sums = vec![0.0; OUTER];
+            for choice in token * topk..(token + 1) * topk {
+                let Some(expert) = usize::try_from(ids[choice]).ok().filter(|id| *id < EXPERTS) else {
+                    continue;
+                };
+                let row = |n: usize| &self.values[0][(expert * both + n) * OUTER..][..OUTER];
+                let first = |n: usize| product(row(n), biases[0][expert * both + n], &x);
+                let hidden: Vec<f64> = (0..INNER)
+                    .map(|n| {
+                        if !self.gated {
+                            return first(n).max(0.0).powi(2);
+                        }
+                        let limit = f64::from(gate.limit);
+                        let (g, up) = (first(n).min(limit), first(n + INNER).clamp(-limit, limit));
+                        g / (1.0 + (-f64::from(gate.slope) * g).exp()) * (up + f64::from(gate.up_offset))
+                    })
+                    .collect();
+                for (n, sum) in sums.iter_mut().enumerate() {
+                    let row = &self.values[1][(expert * OUTER + n) * INNER..][..INNER];
+                    let y = product(row, biases[1][expert * OUTER + n], &hidden);
+                    *sum += f64::from(factors[choice]) * y;
+                }
+            }
+            out.extend(sums);
+        }
+        out
+    }
+}
+
+/// Tokens with their choices: some of no expert, one expert without tokens.
+fn choices(tokens: usize, topk: usize) -> (Vec<i32>, Vec<f32>) {
+    let id = |i: u64| match random::bits(7, i) % 7 {
+        id @ (0..2 | 3..5) => id as i32,
+        2 => 0,
+        5 => -1,
+        _ => i32::MAX,
+    };
+    let count = tokens * topk;
+    let factors = random::normals(8, count).iter().map(|x| x.abs()).collect();
+    ((0..count as u64).map(id).collect(), factors)
+}
+
+fn forward(
+    device: &Device,
+    (x, topk): (&[f32], usize),
+    (ids, factors): (&[i32], &[f32]),
+    weights: &Weights,
+    (biases, gate): ([&[f32]; 2], Gate),
+) -> Vec<f32> {
+    let tokens = x.len() / OUTER;
+    let x = Tensor::from_f32(DType::Bf16, x, &[tokens, OUTER], device).unwrap();
+    let both = if weights.gated { 2 * INNER } else { INNER };
+    let bias = |nth: usize, n: usize| Tensor::from_slice(biases[nth], &[EXPERTS, n], device).unwrap();
+    let (first, second) = (bias(0, both), bias(1, OUTER));
+    let ids = Tensor::from_slice(ids, &[tokens, topk], device).unwrap();
+    let factors = Tensor::from_slice(factors, &[tokens, topk], device).unwrap();
+    let routing = MoeRouting { ids: &ids, weights: &factors };
+    let bytes = moe_scratch_bytes([tokens, topk], [EXPERTS, INNER, OUTER], weights.codes[0].dtype());
+    let mut scratch = Tensor::empty(DType::U8, &[bytes], device).unwrap();
+    let mut out = Tensor::empty(DType::Bf16, &[tokens, OUTER], device).unwrap();
+    let experts = weights.experts([Some(&first), Some(&second)], gate);
+    moe_forward(&x, &routing, &experts, &mut scratch, &mut out, &GemmOptions::default()).unwrap();
+    out.to_vec_f32().unwrap()
+}
+
+#[test]
+fn every_recipe_and_activation_is_the_mixture() {
+    let devices: [Device; 3] = [Device::cpu(), Device::sim(), "sim:sm_100a".parse().unwrap()];
+    let gpt_oss = Gate { slope: 1.702, limit: 1.5, up_offset: 1.0 };
+    let cases = [
+        (DType::E4m3, true, Gate::PLAIN, 3),
+        (DType::Bf16, true, gpt_oss, 40),
+        (DType::E4m3, true, gpt_oss, 40),
+        (DType::Bf16, false, Gate::PLAIN, 3),
+        (DType::E4m3, false, Gate::PLAIN, 21),
+    ];
+    for (dtype, gated, gate, tokens) in cases {
+        let topk = 3;
+        let numbers = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(5, tokens * OUTER)));
+        let (ids, factors) = choices(tokens, topk);
+        let both = if gated { 2 * INNER } else { INNER };
+        let biases = [random::normals(9, EXPERTS * both), random::normals(10, EXPERTS * OUTER)];
+        let biases = [&biases[0][..], &biases[1][..]];
+        for device in &devices {
+            // Both kinds of tensor core take powers of two.
+            let weights = Weights::new(dtype, gated, ScaleFormat::PowerOfTwo, device);
+            let found = forward(device, (&numbers, topk), (&ids, &factors), &weights, (biases, gate));
+            let exact = weights.exact(&numbers, &ids, &factors, biases, gate);
+            // Activations are quantized twice.
+            let limit = if dtype == DType::Bf16 { 1e-5 } else { 2e-3 };
+            let diff = calc_diff(&found, &exact);
+            assert!(diff < limit, "{dtype} gated {gated} {gate:?} {tokens} tokens on {device}: {diff}");
+        }
+    }
+}
+
+#[test]
+fn no_token_and_no_choice_add_nothing() {
+    for device in [Device::cpu(), Device::sim()] {
+        let weights = Weights::new(DType::E4m3, true, ScaleFormat::F32, &device);
+        let zeros = [vec![0.0; EXPERTS * 2 * INNER], vec![0.0; EXPERTS * OUTER]];
+        let plain = ([&zeros[0][..], &zeros[1][..]], Gate::PLAIN);
+        let found = forward(&device, (&[0.5; OUTER], 2), (&[-1, 9], &[1.0; 2]), &weights, plain);
+        assert_eq!(found, [0.0; OUTER], "{device}");
+        assert!(forward(&device, (&[], 2), (&[], &[]), &weights, plain).is_empty());
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused_by_name() {
+    let device = Device::cpu();
+    let weights = Weights::new(DType::E4m3, true, ScaleFormat::F32, &device);
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+    let good = weights.experts([None, None], Gate::PLAIN);
+    let bytes = moe_scratch_bytes([2, 3], [EXPERTS, INNER, OUTER], DType::E4m3);
+    let refused = |x: &[usize], ids: &[usize], bytes: usize, experts: &MoeExperts<'_>, argument: &str| {
+        let (x, ids) = (new(DType::Bf16, x), new(DType::I32, ids));
+        let factors = new(DType::F32, &[2, 3]);
+        let routing = MoeRouting { ids: &ids, weights: &factors };
+        let (mut scratch, mut out) = (new(DType::U8, &[bytes]), new(DType::Bf16, &[2, OUTER]));
+        let options = GemmOptions::default();
+        let error = moe_forward(&x, &routing, experts, &mut scratch, &mut out, &options).unwrap_err();
+        assert_eq!(error.argument(), Some(argument), "{error}");
+        error
+    };
+    refused(&[2, 128], &[2, 3], bytes, &good, "x");
+    refused(&[3, OUTER], &[2, 3], bytes, &good, "ids");
+    refused(&[2, OUTER], &[2, 4], bytes, &good, "weights");
+    let error = refused(&[2, OUTER], &[2, 3], bytes - 1, &good, "scratch");
+    assert!(error.to_string().contains("moe_scratch_bytes"), "{error}");
+    let no_scales = MoeProjection { scales: None, ..good.down };
+    let error = refused(&[2, OUTER], &[2, 3], bytes, &MoeExperts { down: no_scales, ..good }, "down_scales");
+    assert!(matches!(error, Error::Value { .. }));
+    let swapped = MoeExperts { down: good.gate_up, ..good };
+    refused(&[2, OUTER], &[2, 3], bytes, &swapped, "down");
+    let gate = Gate { limit: -1.0, ..Gate::PLAIN };
+    refused(&[2, OUTER], &[2, 3], bytes, &MoeExperts { gate, ..good }, "gate");
+}
