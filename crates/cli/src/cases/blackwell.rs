@@ -57,8 +57,8 @@ pub fn cases(id: KernelId) -> Vec<Case> {
     }
 }
 
-/// Tiles of both accumulators and more units than there are places for, with -inf around them and pages that end within
-/// a tile.
+/// Tiles of both accumulators, more of them than stages for each CTA, and more units than there are places for, with -inf
+/// around them and pages that end within a tile.
 fn logits(config: &logits::Config) -> Vec<Case> {
     let Heads { heads, dim } = config.heads;
     let (heads, format) = ([heads, dim].map(|x| x as usize), config.format);
@@ -76,11 +76,11 @@ fn logits(config: &logits::Config) -> Vec<Case> {
                 ranges: Ranges::Wild,
                 ..wide
             };
-            vec![Case::Prefill(wide, 2), Case::Prefill(wild, 3)]
+            vec![Case::Prefill(wide, 1), Case::Prefill(wild, 3)]
         }
         Keys::Pages => {
-            let lengths = vec![700, 0, 3, 300, 128];
-            let long = PagedSpec { format, parts: Some(2), ..PagedSpec::new(heads, 3, lengths) };
+            let lengths = vec![1500, 0, 3, 300, 128];
+            let long = PagedSpec { format, parts: Some(1), ..PagedSpec::new(heads, 3, lengths) };
             let wild = PagedSpec {
                 format,
                 dtype: DType::Bf16,
