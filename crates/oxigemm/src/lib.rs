@@ -63,6 +63,7 @@ pub mod plan;
 mod quantize;
 pub mod random;
 pub mod reference;
+mod router;
 mod tensor;
 
 pub use attention::{
@@ -73,7 +74,7 @@ pub use attention::{
 pub use check::gemm::tensors::Addend;
 pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
 pub use check::gemm::tensors::groups::{GroupedRows, KGroupNumbers, RawGroups, RowGroups};
-pub use check::{BlockFormat, GemmLayout, Granularity, HeadSplits};
+pub use check::{BlockFormat, GemmLayout, Granularity, GroupScore, HeadSplits, Router};
 pub use device::{Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
@@ -90,6 +91,7 @@ pub use moe::{
 pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::Activation;
 pub use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
+pub use oxigemm_kernels::moe::score::Scoring;
 pub use oxigemm_threads::set_interrupt_hook;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
@@ -99,6 +101,9 @@ pub use quantize::{
     packed_scales, quantize, quantize_by_scale, quantize_by_scale_raw, quantize_nvfp4, quantize_nvfp4_raw,
     quantize_raw, quantize_with_transpose, quantize_with_transpose_raw, rms_norm_quantize, swiglu_quantize,
     tma_aligned_scales, transform_scales, transform_scales_raw, transform_sf_into_required_layout,
+};
+pub use router::{
+    RawMoeRoute, RawMoeTopK, RawRouting, moe_route, moe_route_raw, moe_top_k, moe_top_k_raw,
 };
 pub use tensor::{DType, Element, MAX_RANK, Tensor};
 

@@ -44,6 +44,7 @@ mod layers_checkpoint;
 mod layers_forward;
 mod layers_widen;
 mod moe;
+mod moe_router;
 mod nvfp4;
 mod planning;
 mod quantize;

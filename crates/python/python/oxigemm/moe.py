@@ -1,4 +1,4 @@
-"""Mixture of experts: permute tokens to the rows of their experts, and unpermute. For torch and for numpy."""
+"""Mixture of experts: route tokens, permute them to the rows of their experts, and unpermute. For torch and for numpy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Optional
 from . import _call
 from . import _oxigemm as _C
 from ._arrays import empty, expect_elements, expect_int, expect_matrix
+from ._router import Routing, route, top_k
 from .errors import ArgumentError
 
-__all__ = ["Permuted", "permute", "rows_needed", "unpermute", "zero_padding_rows"]
+__all__ = ["Permuted", "Routing", "permute", "route", "rows_needed", "top_k", "unpermute", "zero_padding_rows"]
 
 
 class Permuted(NamedTuple):
