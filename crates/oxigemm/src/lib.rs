@@ -102,9 +102,7 @@ pub use quantize::{
     quantize_raw, quantize_with_transpose, quantize_with_transpose_raw, rms_norm_quantize, swiglu_quantize,
     tma_aligned_scales, transform_scales, transform_scales_raw, transform_sf_into_required_layout,
 };
-pub use router::{
-    RawMoeRoute, RawMoeTopK, RawRouting, moe_route, moe_route_raw, moe_top_k, moe_top_k_raw,
-};
+pub use router::{RawMoeRoute, RawMoeTopK, RawRouting, moe_route, moe_route_raw, moe_top_k, moe_top_k_raw};
 pub use tensor::{DType, Element, MAX_RANK, Tensor};
 
 /// What the simulator is told and what it tells: see [`Sim`].

@@ -33,8 +33,7 @@ const LN_2_REST: f32 = -1.904_654_3e-9;
 /// Taylor series of the exponential, highest power first.
 const EXP: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 /// Taylor series of `atanh(t) / t` in t², highest power first.
-const ATANH: [f32; 8] =
-    [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
+const ATANH: [f32; 8] = [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
 
 /// `exp(x)` for x of 0 or less, within 2 units in the last place; 0 below -86.
 #[track_caller]
@@ -111,12 +110,15 @@ pub mod on_host {
     }
 
     fn polynomial(x: f32, coefficients: [f32; 8]) -> f32 {
-        coefficients.into_iter().reduce(|sum, coefficient| sum.mul_add(x, coefficient)).expect("there are some")
+        coefficients
+            .into_iter()
+            .reduce(|sum, coefficient| sum.mul_add(x, coefficient))
+            .expect("there are some")
     }
 
     /// A logit without infinities and NaN.
     fn finite(x: f32) -> f32 {
-        x.max(-f32::MAX).min(f32::MAX)
+        if x.is_nan() { -f32::MAX } else { x.clamp(-f32::MAX, f32::MAX) }
     }
 
     /// `exp(x - max)`; 0 for NaN.

@@ -45,7 +45,7 @@ struct Token<'a, 'k> {
     experts: Vec<U32<'k>>,
 }
 
-pub(super) fn write<'k>(k: &'k Kernel, config: &Config) {
+pub(super) fn write(k: &Kernel, config: &Config) {
     let p = &Params::declare(k, "");
     let (warp, lane) = (k.thread_index() >> WARP.trailing_zeros(), k.lane());
     let base = k.dynamic_shared().at(warp * SmemToken::bytes(config.capacity));
@@ -81,13 +81,13 @@ impl<'k> Token<'_, 'k> {
     /// Chooses experts, and stores them with their weights.
     fn route(&self) {
         let Token { k, p, smem, .. } = self;
-        let logits = self.logits();
+        // All loads are under way at once.
+        let (is_on, bias, logits) = (self.enabled(), self.bias(), self.logits());
         for (expert, logit) in self.experts.iter().zip(&logits) {
             smem.logit(*expert).store(*logit);
         }
-        let is_on = self.enabled();
         let softmax = self.softmax(&logits, &is_on);
-        let keys = self.keys(&logits, &is_on, &softmax);
+        let keys = self.keys(&logits, &bias, &is_on, &softmax);
         k.if_(p.groups.gt(1), || groups::keep_best(k, p, smem, &self.experts, &keys));
         k.sync_warp();
         let expert = self.choose(&keys);
@@ -135,6 +135,17 @@ impl<'k> Token<'_, 'k> {
         self.experts.iter().map(is_on).collect()
     }
 
+    /// Bias of the lane's experts; 0 where there is none.
+    fn bias(&self) -> Vec<F32<'k>> {
+        let p = self.p;
+        let has_bias = p.has(Flags::BIAS);
+        let load = |expert: &U32<'k>| {
+            let at = p.bias.at(expert.widening_mul(4));
+            at.load_if(has_bias & expert.lt(p.experts), 0f32)
+        };
+        self.experts.iter().map(load).collect()
+    }
+
     /// The largest logit, and the sum of all exponentials; of softmax alone.
     fn softmax(&self, logits: &[F32<'k>], is_on: &[Pred<'k>]) -> Softmax<'k> {
         let k = self.k;
@@ -155,7 +166,13 @@ impl<'k> Token<'_, 'k> {
     }
 
     /// Keys that experts are ranked by.
-    fn keys(&self, logits: &[F32<'k>], is_on: &[Pred<'k>], softmax: &Softmax<'k>) -> Vec<Var<'k, u32>> {
+    fn keys(
+        &self,
+        logits: &[F32<'k>],
+        bias: &[F32<'k>],
+        is_on: &[Pred<'k>],
+        softmax: &Softmax<'k>,
+    ) -> Vec<Var<'k, u32>> {
         let Token { k, p, .. } = self;
         let ranks: Vec<Var<f32>> = logits.iter().map(|logit| k.var_from(*logit)).collect();
         k.if_(!p.has(Flags::BY_LOGITS), || {
@@ -176,10 +193,8 @@ impl<'k> Token<'_, 'k> {
                     );
                 },
             );
-            let has_bias = p.has(Flags::BIAS);
-            for (expert, rank) in self.experts.iter().zip(&ranks) {
-                let at = p.bias.at(expert.widening_mul(4));
-                rank.set(rank.live() + at.load_if(has_bias & expert.lt(p.experts), 0f32));
+            for (rank, bias) in ranks.iter().zip(bias) {
+                rank.set(rank.live() + *bias);
             }
         });
         let key = |((logit, rank), is_on): ((&F32<'k>, &Var<'k, f32>), &Pred<'k>)| {
@@ -198,9 +213,10 @@ impl<'k> Token<'_, 'k> {
             let own = keys.iter().map(|key| key.live()).reduce(U32::max).expect("a lane has slots");
             let best = k.warp_max(own);
             // Of the lanes with the best key, each has its first expert; the first of these is taken.
-            let first = self.experts.iter().zip(keys).rev().fold(k.constant(NONE), |first, (expert, key)| {
-                key.live().eq(best).select(*expert, first)
-            });
+            let first =
+                self.experts.iter().zip(keys).rev().fold(k.constant(NONE), |first, (expert, key)| {
+                    key.live().eq(best).select(*expert, first)
+                });
             let expert = k.warp_max(first ^ NONE) ^ NONE;
             for (own, key) in self.experts.iter().zip(keys) {
                 key.set(own.eq(expert).select(k.constant(key::ABSENT), key.live()));

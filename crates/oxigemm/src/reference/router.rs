@@ -96,7 +96,8 @@ impl Values {
         let sum = if renormalize { warp_sum(scores.iter().copied().enumerate()) } else { of_all };
         let factor = scale / positive_or_one(sum);
         let id = |expert: usize| self.map.as_ref().map_or(expert as i32, |map| map[expert]);
-        let mut result: Vec<_> = chosen.iter().zip(scores).map(|(e, score)| (id(*e), score * factor)).collect();
+        let mut result: Vec<_> =
+            chosen.iter().zip(scores).map(|(e, score)| (id(*e), score * factor)).collect();
         result.resize(self.top_k, (-1, 0.0));
         result
     }

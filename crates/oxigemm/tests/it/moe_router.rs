@@ -125,7 +125,8 @@ impl Case {
         let logits = &self.logits[token * self.experts..][..self.experts];
         let exact = |x: f32| f64::from(x.clamp(-f32::MAX, f32::MAX));
         let on = |expert: usize| self.expert_mask.as_ref().is_none_or(|mask| mask[expert] != 0);
-        let numbers = || (0..self.experts).filter(|e| on(*e) && !logits[*e].is_nan()).map(|e| exact(logits[e]));
+        let numbers =
+            || (0..self.experts).filter(|e| on(*e) && !logits[*e].is_nan()).map(|e| exact(logits[e]));
         let max = numbers().fold(f64::MIN, f64::max);
         let sum: f64 = numbers().map(|x| (x - max).exp()).sum();
         let score = |(expert, &logit): (usize, &f32)| match (on(expert), self.router.scoring) {
@@ -175,7 +176,11 @@ impl Case {
                 let of_chosen_group = |e: &usize| chosen.iter().any(|c| c / size == e / size);
                 let rest = (0..self.experts).filter(|e| on(*e) && !chosen[..i].contains(e));
                 let best = rest.filter(of_chosen_group).map(|e| rank[e]).fold(f64::MIN, f64::max);
-                assert!(rank[expert] >= best - CLOSE * best.abs().max(1.0), "{expert} {} {best}", rank[expert]);
+                assert!(
+                    rank[expert] >= best - CLOSE * best.abs().max(1.0),
+                    "{expert} {} {best}",
+                    rank[expert]
+                );
             }
             let score = |e: usize| if scores[e].is_nan() { 0.0 } else { scores[e] };
             let sum: f64 = chosen.iter().map(|e| score(*e)).sum();
@@ -193,7 +198,16 @@ impl Case {
 /// Every scoring function, with and without what may follow it.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let shapes = [[5, 8, 2], [3, 1, 1], [4, 33, 7], [9, 128, 32], [4, 160, 6], [6, 256, 8], [3, 500, 10], [2, 512, 32]];
+    let shapes = [
+        [5, 8, 2],
+        [3, 1, 1],
+        [4, 33, 7],
+        [9, 128, 32],
+        [4, 160, 6],
+        [6, 256, 8],
+        [3, 500, 10],
+        [2, 512, 32],
+    ];
     for (i, scoring) in (0..).zip(SCORINGS) {
         for (j, dims) in (0..).zip(shapes) {
             let (seed, renormalize) = (100 * i + j, (i + j) % 2 == 0);
@@ -211,7 +225,8 @@ fn cases() -> Vec<Case> {
             ([3, 384, 8], 3, 3, GroupScore::Best),
         ]) {
             let seed = 1000 + 100 * i + j;
-            let router = Router { scoring, groups, topk_groups, group_score, renormalize: true, ..Router::default() };
+            let router =
+                Router { scoring, groups, topk_groups, group_score, renormalize: true, ..Router::default() };
             let case = Case::drawn(seed, [tokens, experts, topk], router);
             cases.push(if (i + j) % 2 == 0 { case.with_bias(seed) } else { case });
         }
@@ -293,7 +308,8 @@ fn ties_go_to_the_lower_index_and_nan_is_below_all_numbers() {
             let router = Router { scoring, ..Router::default() };
             let same = Case::new(vec![0.25; 300], 300, 32, router);
             assert_eq!(same.run(&device).0, (0..32).collect::<Vec<i32>>());
-            let zeros = Case::new((0..64).map(|i| if i % 2 == 0 { -0.0 } else { 0.0 }).collect(), 64, 9, router);
+            let zeros =
+                Case::new((0..64).map(|i| if i % 2 == 0 { -0.0 } else { 0.0 }).collect(), 64, 9, router);
             assert_eq!(zeros.run(&device).0, (0..9).collect::<Vec<i32>>());
             let mut logits = vec![f32::NAN; 70];
             (logits[66], logits[3], logits[40]) = (-1.0, f32::NEG_INFINITY, f32::INFINITY);
@@ -315,7 +331,9 @@ fn ties_go_to_the_lower_index_and_nan_is_below_all_numbers() {
 #[test]
 fn routing_is_the_choice_from_the_logits_of_the_gemm() {
     for (turn, [tokens, experts, k, topk]) in
-        [[5, 64, 256, 6], [1, 256, 512, 8], [17, 33, 72, 4], [3, 512, 64, 32], [0, 8, 64, 2]].into_iter().enumerate()
+        [[5, 64, 256, 6], [1, 256, 512, 8], [17, 33, 72, 4], [3, 512, 64, 32], [0, 8, 64, 2]]
+            .into_iter()
+            .enumerate()
     {
         for device in simulators() {
             let Device::Sim(sim) = &device else { unreachable!() };
@@ -350,7 +368,8 @@ fn addresses_give_the_bytes_of_tensors() {
     let device = Device::sim();
     let (tokens, experts, k, topk) = (3, 48, 64, 5);
     let of = |seed, rows: usize, columns: usize| {
-        Tensor::from_f32(DType::Bf16, &random::normals(seed, rows * columns), &[rows, columns], &device).unwrap()
+        Tensor::from_f32(DType::Bf16, &random::normals(seed, rows * columns), &[rows, columns], &device)
+            .unwrap()
     };
     let (x, gate) = (of(1, tokens, k), of(2, experts, k));
     let bias = Tensor::from_slice(&random::normals(3, experts), &[experts], &device).unwrap();

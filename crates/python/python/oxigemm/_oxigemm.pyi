@@ -32,6 +32,10 @@ Epilogue = Tuple[
     float,
 ]
 # End of what is generated.
+#: Bias, mask and number of tokens, mask of experts, map of ids.
+RouterLists = Tuple[Optional[Any], Optional[Any], Optional[Any], Optional[Any], Optional[Any]]
+#: Scoring, groups, groups that are chosen from, score of a group, renormalization, scale.
+RouterChoice = Tuple[str, int, int, str, bool, float]
 
 class GemmKind:
     def __init__(self, dtype: str, layout: str, grouping: str) -> None: ...
