@@ -10,6 +10,7 @@
 //! | [`quantize`] | quantization, scale layouts, MoE permutation |
 //! | [`attention`] | MQA logits of attention indexers |
 //! | [`hyper_connection`] | the GEMM before the norm of a hyper-connection |
+//! | [`moe`] | top-k of a mixture-of-experts router |
 //!
 //! Shapes, strides, cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is
 //! closed and small: [`KernelId::all`].
@@ -32,6 +33,7 @@ pub mod attention;
 pub mod common;
 pub mod gemm;
 pub mod hyper_connection;
+pub mod moe;
 pub mod quantize;
 mod registry;
 

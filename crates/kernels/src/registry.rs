@@ -4,6 +4,7 @@ use crate::arch::Arch;
 use crate::attention;
 use crate::gemm::{GemmKernel, pack_scales, transpose, transpose_k_grouped, unpack_scales};
 use crate::hyper_connection;
+use crate::moe;
 use crate::quantize;
 use oxigemm_ptx::{BuildError, Module, Target};
 
@@ -36,6 +37,8 @@ pub enum KernelId {
     UnpackScales(Arch),
     /// The kernel that packs scales for a tensor core that applies them: see [`crate::gemm::pack_scales`].
     PackScales(Arch),
+    /// Top-k of a mixture-of-experts router.
+    MoeTopK(moe::Config),
 }
 
 impl KernelId {
@@ -54,6 +57,7 @@ impl KernelId {
                 KernelId::UnpackScales(arch),
                 KernelId::PackScales(arch),
             ])
+            .chain(moe::Config::all(arch).map(KernelId::MoeTopK))
     }
 
     /// The architecture the kernel is written for.
@@ -62,6 +66,7 @@ impl KernelId {
             KernelId::Gemm(kernel) => kernel.arch(),
             KernelId::Attention(config) => config.arch(),
             KernelId::HyperConnection(config) => config.arch,
+            KernelId::MoeTopK(config) => config.arch,
             KernelId::Transpose(arch)
             | KernelId::Quantize(arch, _)
             | KernelId::TransposeKGrouped(arch)
@@ -81,6 +86,7 @@ impl KernelId {
             KernelId::TransposeKGrouped(arch) => arch.kernel_name(transpose_k_grouped::NAME),
             KernelId::UnpackScales(arch) => arch.kernel_name(unpack_scales::NAME),
             KernelId::PackScales(arch) => arch.kernel_name(pack_scales::NAME),
+            KernelId::MoeTopK(config) => config.name(),
         }
     }
 
@@ -95,6 +101,7 @@ impl KernelId {
             KernelId::TransposeKGrouped(arch) => transpose_k_grouped::build(*arch),
             KernelId::UnpackScales(arch) => unpack_scales::build(*arch),
             KernelId::PackScales(arch) => pack_scales::build(*arch),
+            KernelId::MoeTopK(config) => config.build(),
         }
     }
 
@@ -151,6 +158,12 @@ impl From<hyper_connection::Config> for KernelId {
     }
 }
 
+impl From<moe::Config> for KernelId {
+    fn from(config: moe::Config) -> KernelId {
+        KernelId::MoeTopK(config)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,7 +180,8 @@ mod tests {
                 | KernelId::Quantize(..)
                 | KernelId::TransposeKGrouped(_)
                 | KernelId::UnpackScales(_)
-                | KernelId::PackScales(_) => true,
+                | KernelId::PackScales(_)
+                | KernelId::MoeTopK(_) => true,
             })
         };
         let text = |id: KernelId| {

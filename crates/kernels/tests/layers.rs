@@ -17,7 +17,7 @@ const ORDER: &[&[&str]] = &[
     // GEMM kernels of the architectures, and their launches.
     &["gemm"],
     // The other operations.
-    &["quantize", "attention", "hyper_connection"],
+    &["quantize", "attention", "hyper_connection", "moe"],
     // All kernels.
     &["registry"],
 ];

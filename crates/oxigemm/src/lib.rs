@@ -64,6 +64,7 @@ pub mod plan;
 mod quantize;
 pub mod random;
 pub mod reference;
+mod router;
 mod tensor;
 
 pub use attention::{
@@ -74,7 +75,7 @@ pub use attention::{
 pub use check::gemm::tensors::Addend;
 pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
 pub use check::gemm::tensors::groups::{GroupedRows, KGroupNumbers, RawGroups, RowGroups};
-pub use check::{BlockFormat, GemmLayout, Granularity, HeadSplits};
+pub use check::{BlockFormat, GemmLayout, Granularity, GroupScore, HeadSplits, Router};
 pub use device::{Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
@@ -92,6 +93,7 @@ pub use moe_forward::{MoeExperts, MoeProjection, MoeRouting, moe_forward, moe_sc
 pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 pub use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
+pub use oxigemm_kernels::moe::score::Scoring;
 pub use oxigemm_threads::set_interrupt_hook;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
@@ -102,6 +104,7 @@ pub use quantize::{
     quantize_raw, quantize_with_transpose, quantize_with_transpose_raw, rms_norm_quantize, swiglu_quantize,
     tma_aligned_scales, transform_scales, transform_scales_raw, transform_sf_into_required_layout,
 };
+pub use router::{RawMoeRoute, RawMoeTopK, RawRouting, moe_route, moe_route_raw, moe_top_k, moe_top_k_raw};
 pub use tensor::{DType, Element, MAX_RANK, Tensor};
 
 /// What the simulator is told and what it tells: see [`Sim`].

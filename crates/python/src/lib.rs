@@ -24,6 +24,7 @@ mod negation;
 mod nvfp4;
 mod quantize;
 mod recipe;
+mod router;
 mod settings;
 
 use pyo3::prelude::*;
@@ -49,6 +50,7 @@ fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     attention::register(module)?;
     quantize::register(module)?;
     moe::register(module)?;
+    router::register(module)?;
     layers::register(module)?;
     cublaslt::register(module)
 }

@@ -17,6 +17,7 @@ DTYPES = {
     np.dtype(np.int16): torch.int16,
     np.dtype(np.uint8): torch.uint8,
     np.dtype(np.int8): torch.int8,
+    np.dtype(np.bool_): torch.bool,
 }
 if hasattr(torch, "float8_e8m0fnu"):
     DTYPES[np.dtype(ml_dtypes.float8_e8m0fnu)] = torch.float8_e8m0fnu

@@ -176,6 +176,25 @@ def calls():
                 weights=scales(3, 2),
             ),
         ),
+        "top_k": (
+            moe.top_k,
+            dict(
+                logits=normals(6, 16),
+                topk=3,
+                scoring="sigmoid",
+                bias=normals(16),
+                groups=4,
+                topk_groups=2,
+                group_score="best",
+                renormalize=True,
+                scale=2.5,
+                token_mask=np.ones(6, np.uint8),
+                token_count=int32(5),
+                expert_mask=np.ones(16, bool),
+                map=np.arange(16, dtype=np.int32),
+            ),
+        ),
+        "route": (moe.route, dict(x=x.astype(BF16), gate=normals(8, 512).astype(BF16), topk=2)),
         "zero_padding": (moe.zero_padding_rows, dict(ids=int32(0, -1, 1), num_groups=2, d=np.ones((3, 4), np.float32))),
     }
 

@@ -256,6 +256,20 @@ def test_compiled_layer_of_experts():
         assert torch.equal(found, expected)
 
 
+def test_compiled_router():
+    x, gate = torch.randn(5, 64).bfloat16(), torch.randn(16, 64).bfloat16()
+    bias, off = torch.randn(16), torch.arange(16) % 3 > 0
+
+    def layer(x, gate, bias, off):
+        named = {"scoring": "sigmoid", "bias": bias, "renormalize": True, "expert_mask": off}
+        routing = oxigemm.moe.route(x, gate, 4, groups=4, topk_groups=2, **named)
+        alone = oxigemm.moe.top_k(x.float() @ gate.float().T, 4, scale=2.0)
+        return (*routing, *alone)
+
+    for found, expected in zip(compiled(layer)(x, gate, bias, off), layer(x, gate, bias, off)):
+        assert torch.equal(found, expected)
+
+
 def test_every_operator_is_sound():
     """That what torch is told of an operator is what it does."""
     a, b, d = operands()

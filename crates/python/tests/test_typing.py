@@ -29,7 +29,8 @@ def layer(x: Any, weight: Tuple[Any, Any], d: Any) -> float:
     deep_gemm.testing.count_bytes(x)
     fused.bf16_gemm_nt_fused(x, x, d, activation="silu")
     codes, scales = quantization.quantize(x, "1x128")
-    permuted: moe.Permuted = moe.permute(x, 8)
+    routing: moe.Routing = moe.route(x, x, 8, scoring="sigmoid", groups=8, topk_groups=4, renormalize=True)
+    permuted: moe.Permuted = moe.permute(routing.ids, 8)
     assert_bitwise_equal(x, permuted.tokens, "tokens")
     with suppress_stdout_stderr():
         dist_print("text", once_in_node=True)

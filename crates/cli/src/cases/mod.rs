@@ -9,3 +9,4 @@ pub mod gemm;
 pub mod hyper_connection;
 pub mod models;
 pub mod quantize;
+pub mod router;

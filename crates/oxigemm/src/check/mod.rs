@@ -11,6 +11,7 @@ pub(crate) mod gemm;
 mod hyper_connection;
 mod moe;
 mod quantize;
+mod router;
 
 pub use attention::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
@@ -21,6 +22,7 @@ pub use quantize::{
     CheckedQuantize, Dequantize, DequantizeNvfp4, Quantize, QuantizeBoth, QuantizeNvfp4, QuantizeSource,
     TransformScales,
 };
+pub use router::{GroupScore, MoeRoute, MoeTopK, RouteProblem, Router};
 
 pub(crate) use crate::tensor::desc::int;
 pub use crate::tensor::desc::{Operand, ScaleStrides};

@@ -226,14 +226,14 @@ impl PaddingRows {
 }
 
 /// The length of a list.
-fn list_length(list: &Operand) -> Result<i64> {
+pub(super) fn list_length(list: &Operand) -> Result<i64> {
     list.expect_rank(1, "a list")?;
     list.expect_list(list.dims[0])?;
     Ok(list.dims[0])
 }
 
 /// The bytes of a list, or of a matrix whose rows have no gaps; none where it is empty.
-fn contiguous(operand: &Operand) -> Result<Option<Footprint>> {
+pub(super) fn contiguous(operand: &Operand) -> Result<Option<Footprint>> {
     let as_list = match operand.rank {
         1 => operand.list(),
         _ => {

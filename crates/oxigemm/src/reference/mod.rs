@@ -13,6 +13,7 @@ mod hyper_connection;
 pub(crate) mod moe;
 pub(crate) mod nvfp4;
 pub(crate) mod quantize;
+pub(crate) mod router;
 
 pub use attention::mqa_logit;
 pub(crate) use attention::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};

@@ -24,7 +24,7 @@ const ORDER: &[&[&str]] = &[
     // The functions, on the CPU and on devices with kernels.
     &["reference"],
     &["gemm", "quantize"],
-    &["attention", "hyper_connection", "moe"],
+    &["attention", "hyper_connection", "moe", "router"],
     // Layers that own weights and call the functions.
     &["layers"],
 ];

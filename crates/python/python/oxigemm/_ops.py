@@ -64,6 +64,18 @@ def _moe_forward(x, ids, weights, w1, s1, b1, w2, s2, b2, activation, gated, gat
     _C.moe_forward(x, ids, weights, (w1, s1, b1), (w2, s2, b2), activation, gated, gate, scratch, out)
 
 
+def _moe_top_k(logits, ids, weights, *rest):
+    _C.moe_top_k(logits, (ids, weights), rest[:5], rest[5:])
+
+
+def _moe_route(x, gate, ids, weights, *rest):
+    _C.moe_route(x, gate, (ids, weights), rest[:5], rest[5:])
+
+
+_ROUTING = (
+    "Tensor(i!) ids, Tensor(w!) weights, Tensor? bias, Tensor? token_mask, Tensor? token_count, Tensor? expert_mask, "
+    "Tensor? map, str scoring, int groups, int topk_groups, str group_score, bool renormalize, float scale"
+)
 _SCALED = "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d"
 _PLAIN = "Tensor a, Tensor b, Tensor(d!) d"
 
@@ -118,6 +130,8 @@ OPERATORS = {
         _moe_forward,
     ),
     "zero_padding_rows": ("Tensor ids, int num_groups, Tensor(d!) d", _C.zero_padding_rows),
+    "moe_top_k": (f"Tensor logits, {_ROUTING}", _moe_top_k),
+    "moe_route": (f"Tensor x, Tensor gate, {_ROUTING}", _moe_route),
     "swiglu_quantize": (
         "Tensor x, Tensor(c!) codes, Tensor(s!) scales, bool power_of_two",
         _C.swiglu_quantize,

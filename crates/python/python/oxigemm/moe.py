@@ -1,4 +1,4 @@
-"""Mixture of experts: in one call, or permute tokens by expert, and unpermute. For torch and for numpy."""
+"""Mixture of experts: the router, all behind it in one call, and its parts. For torch and for numpy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from typing import Any, NamedTuple, Optional, Tuple, Union
 from . import _call
 from . import _oxigemm as _C
 from ._arrays import empty, expect_elements, expect_int, expect_matrix, expect_shape
+from ._router import Routing, route, top_k
 from .errors import ArgumentError
 
-__all__ = ["Permuted", "forward", "permute", "rows_needed", "unpermute", "zero_padding_rows"]
+__all__ = [
+    "Permuted",
+    "Routing",
+    "forward",
+    "permute",
+    "route",
+    "rows_needed",
+    "top_k",
+    "unpermute",
+    "zero_padding_rows",
+]
 
 
 class Permuted(NamedTuple):

@@ -11,6 +11,7 @@ mod k_order;
 mod models;
 mod passes;
 mod quantize;
+mod router;
 mod sweep;
 
 use std::path::PathBuf;
@@ -110,6 +111,8 @@ enum Suite {
     Quantize,
     /// The GEMM before the norm of a hyper-connection, beside the bandwidth of a copy.
     Hc,
+    /// The router of a mixture of experts: gate GEMM and top-k.
+    Router,
     /// Layers of public models, drawn from a seed.
     Models,
     /// Einsums of attention: batched GEMMs of heads, and sums of a batch.
@@ -170,6 +173,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         Suite::Fused => fused::run,
         Suite::Quantize => quantize::run,
         Suite::Hc => hyper_connection::run,
+        Suite::Router => router::run,
         Suite::Models => models::run,
         Suite::Einsum => einsum::run,
         Suite::KOrder => k_order::run,

@@ -18,6 +18,7 @@ mod oracle;
 mod quantize;
 mod random;
 mod raw;
+mod router;
 mod runtime;
 mod schedules;
 mod simulator;
@@ -317,7 +318,7 @@ impl Check {
 }
 
 /// The suite, in its order.
-const CHECKS: [fn(&Setup) -> Vec<Check>; 18] = [
+const CHECKS: [fn(&Setup) -> Vec<Check>; 19] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -330,6 +331,7 @@ const CHECKS: [fn(&Setup) -> Vec<Check>; 18] = [
     kernels::checks,
     quantize::checks,
     moe::checks,
+    router::checks,
     attention::checks,
     hyper_connection::checks,
     runtime::checks,
