@@ -96,7 +96,7 @@ pub fn moe_scratch_bytes(choices: [usize; 2], [experts, inner, outer]: [usize; 3
 /// |---|---|---|---|
 /// | `x` | `[T, K]` | bf16 | rows of K, any pitch |
 /// | `routing` | `[T, C]` | i32 and f32 | contiguous |
-/// | `scratch` | [`moe_scratch_bytes`] or more | u8 | contiguous; from a multiple of 256 bytes on |
+/// | `scratch` | [`moe_scratch_bytes`] or more | u8 | contiguous; from a multiple of 256 bytes on; of any content, but not uninitialized in the simulator |
 /// | `out` | `[T, K]` | bf16 | contiguous |
 ///
 /// Five kernels, of which none is launched twice: choices are permuted, tokens gathered and quantized, multiplied
@@ -273,21 +273,23 @@ impl Plan {
         let Dims { experts, inner, outer } = dims;
         let m = moe_rows(tokens, topk, experts, ALIGNMENT);
         let (size, scales) = if is_half { (2, 0) } else { (1, 4) };
-        let parts: [usize; Plan::PARTS] = [
-            4 * m,
-            4 * m,
-            4 * experts,
-            4 * tokens * topk,
-            size * m * outer,
-            scales * m * outer.div_ceil(BLOCK),
-            size * m * inner,
-            scales * m * inner.div_ceil(BLOCK),
-            2 * m * outer,
+        // What does not fit into memory does not fit into a number either.
+        let parts: [[usize; 3]; Plan::PARTS] = [
+            [4, m, 1],
+            [4, m, 1],
+            [4, experts, 1],
+            [4, tokens, topk],
+            [size, m, outer],
+            [scales, m, outer.div_ceil(BLOCK)],
+            [size, m, inner],
+            [scales, m, inner.div_ceil(BLOCK)],
+            [2, m, outer],
         ];
-        let mut bytes = 0;
-        let starts = parts.map(|part| {
+        let mut bytes = 0usize;
+        let starts = parts.map(|[size, rows, columns]| {
+            let part = size.saturating_mul(rows).saturating_mul(columns);
             let start = bytes;
-            bytes += part.next_multiple_of(PART);
+            bytes = bytes.saturating_add(part.saturating_add(PART - 1) / PART * PART);
             start
         });
         Plan { dims, is_half, tokens, topk, m, starts, bytes }

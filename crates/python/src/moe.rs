@@ -1,5 +1,7 @@
 //! Mixture of experts: permute tokens to the rows of their experts, unpermute, and both around the GEMMs in one call.
 
+use std::borrow::Cow;
+
 use oxigemm::{DType, Gate, GemmOptions, MoeExperts, MoeProjection, MoeRouting, PermutedRows};
 use pyo3::prelude::*;
 
@@ -93,9 +95,9 @@ fn moe_forward<'py>(
     weights: &Bound<'py, PyAny>,
     gate_up: Parts<'py>,
     down: Parts<'py>,
-    activation: &str,
+    activation: &Bound<'py, PyAny>,
     gated: bool,
-    gate: Option<(f32, f32, f32)>,
+    gate: &Bound<'py, PyAny>,
     scratch: &Bound<'py, PyAny>,
     out: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
@@ -105,7 +107,8 @@ fn moe_forward<'py>(
     let gate_up = Projection::read(&mut call, PROJECTIONS[0], &gate_up)?;
     let down = Projection::read(&mut call, PROJECTIONS[1], &down)?;
     let (scratch, out) = (call.output("scratch", scratch)?, call.output("out", out)?);
-    let activation = activation_of(py, activation)?;
+    let activation = activation_of(py, &convert::<Cow<'_, str>>("activation", activation)?)?;
+    let gate = convert::<Option<(f32, f32, f32)>>("gate", gate)?;
     let gate = gate.map_or(Gate::PLAIN, |(slope, limit, up_offset)| Gate { slope, limit, up_offset });
     call.run(|at| {
         let routing = MoeRouting { ids: at.get(ids), weights: at.get(weights) };

@@ -176,6 +176,21 @@ def calls():
                 weights=scales(3, 2),
             ),
         ),
+        "moe_forward": (
+            moe.forward,
+            dict(
+                x=normals(3, 256).astype(BF16),
+                ids=ids,
+                weights=scales(3, 2),
+                gate_up=(normals(3, 256, 256).astype(E4M3), scales(3, 2, 2)),
+                down=(normals(3, 256, 128).astype(E4M3), scales(3, 2, 1)),
+                biases=(normals(3, 256), normals(3, 256)),
+                activation="silu",
+                gated=True,
+                gate=(1.702, 7.0, 1.0),
+                out=np.zeros((3, 256), BF16),
+            ),
+        ),
         "top_k": (
             moe.top_k,
             dict(

@@ -129,7 +129,7 @@ fn forward(
     let factors = Tensor::from_slice(factors, &[tokens, topk], device).unwrap();
     let routing = MoeRouting { ids: &ids, weights: &factors };
     let bytes = moe_scratch_bytes([tokens, topk], [EXPERTS, INNER, OUTER], weights.codes[0].dtype());
-    let mut scratch = Tensor::empty(DType::U8, &[bytes], device).unwrap();
+    let mut scratch = Tensor::zeros(DType::U8, &[bytes], device).unwrap();
     let mut out = Tensor::empty(DType::Bf16, &[tokens, OUTER], device).unwrap();
     let experts = weights.experts([Some(&first), Some(&second)], gate);
     moe_forward(&x, &routing, &experts, &mut scratch, &mut out, &GemmOptions::default()).unwrap();

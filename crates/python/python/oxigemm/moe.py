@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Optional, Tuple, Union
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import empty, expect_elements, expect_int, expect_matrix, expect_shape
+from ._arrays import dtype_name, empty, expect_elements, expect_int, expect_matrix, expect_shape
 from ._router import Routing, route, top_k
-from .errors import ArgumentError
+from .errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "Permuted",
@@ -155,13 +155,25 @@ def forward(
 
     >>> out = forward(hidden_states, ids, weights, (w1, w1_scales), (w2, w2_scales))
     """
-    (tokens, _), (_, topk) = expect_matrix("x", x), expect_matrix("ids", ids)
-    (w1, s1), (w2, s2) = _parts(gate_up), _parts(down)
+    (tokens, columns), (rows, topk) = expect_matrix("x", x), expect_matrix("ids", ids)
+    (w1, s1), (w2, s2) = _parts("gate_up", gate_up), _parts("down", down)
+    if not isinstance(biases, (tuple, list)) or len(biases) != 2:
+        message = f"`biases` has the wrong type: expected a pair, found {type(biases).__name__}"
+        raise ArgumentTypeError(message, "biases")
+    if not isinstance(gated, bool):
+        message = f"`gated` has the wrong type: expected a bool, found {type(gated).__name__}"
+        raise ArgumentTypeError(message, "gated")
     experts, both, outer = expect_shape("gate_up", w1, 3)
+    outer *= 2 if dtype_name(w1.dtype) == "uint8" else 1
+    if rows != tokens:
+        raise ArgumentError(f"`ids` has the wrong shape: expected ({tokens}, C), found {tuple(ids.shape)}", "ids")
+    if outer != columns:
+        message = f"`gate_up` has the wrong shape: expected a K of {columns}, as `x` has, found {tuple(w1.shape)}"
+        raise ArgumentError(message, "gate_up")
     inner = both // 2 if gated else both
     size = _C.moe_scratch_bytes((tokens, topk), (experts, inner, outer), s1 is None)
     scratch = empty(x, (size,), "uint8")
-    out = empty(x, (tokens, x.shape[1]), "bfloat16") if out is None else out
+    out = empty(x, (tokens, columns), "bfloat16") if out is None else out
     first, second = (w1, s1, biases[0]), (w2, s2, biases[1])
     if _call.is_compiling():
         _call.ops().moe_forward(x, ids, weights, *first, *second, activation, gated, gate, scratch, out)
@@ -170,12 +182,15 @@ def forward(
     return out
 
 
-def _parts(weight: Weight) -> Tuple[Any, Optional[Any]]:
+def _parts(argument: str, weight: Weight) -> Tuple[Any, Optional[Any]]:
     """A weight and its scales, if it has some."""
-    if isinstance(weight, (tuple, list)):
-        codes, scales = weight
-        return codes, scales
-    return weight, None
+    if not isinstance(weight, (tuple, list)):
+        return weight, None
+    if len(weight) != 2:
+        message = f"`{argument}` has the wrong type: expected codes and scales, found {len(weight)} values"
+        raise ArgumentTypeError(message, argument)
+    codes, scales = weight
+    return codes, scales
 
 
 def zero_padding_rows(ids: Any, num_groups: int, d: Any) -> None:
