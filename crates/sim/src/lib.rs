@@ -112,6 +112,7 @@ mod target;
 mod text;
 mod traffic;
 mod units;
+mod world;
 
 pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Position};
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
@@ -127,3 +128,4 @@ pub use traffic::Traffic;
 pub use units::tensormap::{
     Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
 };
+pub use world::{Ended, World};

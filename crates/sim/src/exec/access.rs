@@ -53,7 +53,7 @@ impl Cx<'_> {
     /// Resolves an address in a space for a warp.
     pub(crate) fn resolve(&self, warp: &Warp, space: Space, address: u64) -> Result<Location, Fault> {
         Ok(match space {
-            Space::Global | Space::Const => Location::Global(address),
+            Space::Global | Space::Const => Location::Global(self.memory.own(self.device, address)),
             Space::Shared => {
                 let (rank, offset) = self.split_shared(address)?;
                 if rank != warp.env.rank as usize {
@@ -83,7 +83,7 @@ impl Cx<'_> {
                 } else if window(PARAM_WINDOW) {
                     Location::Param((address - PARAM_WINDOW) as u32)
                 } else {
-                    Location::Global(address)
+                    Location::Global(self.memory.own(self.device, address))
                 }
             }
         })

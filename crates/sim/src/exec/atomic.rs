@@ -1,8 +1,8 @@
 //! Atomics and reductions of threads.
 
-use super::access::Access;
+use super::access::{Access, Location};
 use super::context::Cx;
-use super::memory::{acquire, address, check_alignment, release};
+use super::memory::{acquire, address, check_alignment, published, release};
 use super::warp::Warp;
 use super::{Issue, Next};
 use crate::decode::atomic::{AtomicOp, AtomicWide};
@@ -42,13 +42,16 @@ fn scalar(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<
             // Nothing has changed: this is how a lock is polled.
             *cx.progress = progress;
             *cx.polls += 1;
+            if let Location::Global(a) = location {
+                warp.polled = Some((a, old));
+            }
         }
         release(warp, cx, location, sem);
         if let Some(d) = dst {
             warp.set(*d, l, old);
         }
     }
-    Ok(Next::Step)
+    Ok(if published(cx, sem) { Next::Yield } else { Next::Step })
 }
 
 fn apply(op: AtomFn, ty: Ty, old: u64, b: u64, c: u64) -> Result<u64, Fault> {

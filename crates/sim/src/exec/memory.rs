@@ -7,8 +7,10 @@ use super::{Issue, Next};
 use crate::decode::isa::{Addr, Sem};
 use crate::decode::memory::MemoryOp;
 use crate::error::{Fault, FaultKind};
+use crate::hazard::Scope;
 use crate::lanes::lanes;
 use crate::memory::{LOCAL_WINDOW, MAX_SHARED_BYTES, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES, word};
+use crate::options::Policy;
 use crate::text::ast::Space;
 use crate::text::types::{low_mask, sign_extend};
 
@@ -60,6 +62,9 @@ fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &MemoryOp, at: Issue) -> Result<Ne
         let location = cx.resolve(warp, *space, a)?;
         acquire(warp, cx, location, sem);
         cx.peek(warp, l, &mut access, location, &mut buffer[..total])?;
+        if let (Location::Global(a), true) = (location, sem.strong.is_some()) {
+            warp.polled = Some((a, word(&buffer[..total.min(8)])));
+        }
         // A vector load may include padding that nothing uses: what was never written is an error
         // only when its register is used.
         let whole = !cx.options.hazards || cx.defined(location, total);
@@ -96,7 +101,18 @@ fn store(warp: &mut Warp, cx: &mut Cx<'_>, op: &MemoryOp, at: Issue) -> Result<N
         cx.write(warp, l, &mut access, location, &buffer[..total])?;
         release(warp, cx, location, sem);
     }
-    Ok(Next::Step)
+    Ok(if published(cx, sem) { Next::Yield } else { Next::Step })
+}
+
+/// Whether the other devices run, after what they may wait for.
+pub(super) fn published(cx: &mut Cx<'_>, sem: &Sem) -> bool {
+    cx.peers.is_some()
+        && sem.strong == Some(Scope::Sys)
+        && match cx.options.policy {
+            Policy::Eager => false,
+            Policy::Lazy => true,
+            Policy::Random => cx.rng.once_in(2),
+        }
 }
 
 /// `st.bulk` and `discard`.

@@ -20,6 +20,7 @@ mod in_flight;
 mod matrix;
 mod mbarrier;
 mod memory;
+pub(crate) mod peers;
 mod print;
 mod record;
 mod scalar;

@@ -216,6 +216,9 @@ impl Hazards {
         for c in &self.clocks[warp as usize].classes {
             self.exits[cta].join(&c.now);
             self.exits[cta].join(&c.passed);
+            if self.origin.several {
+                self.learned.join_foreign(&c.now, &self.origin.clusters);
+            }
         }
     }
 
