@@ -74,7 +74,9 @@ pub use check::gemm::tensors::Addend;
 pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
 pub use check::gemm::tensors::groups::{GroupedRows, KGroupNumbers, RawGroups, RowGroups};
 pub use check::{BlockFormat, GemmLayout, Granularity, HeadSplits};
-pub use device::{Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimRank, SimStream, Stream};
+pub use device::{
+    Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimRank, SimStream, Stream,
+};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use gemm::GemmOptions;

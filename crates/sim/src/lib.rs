@@ -118,7 +118,7 @@ pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Pos
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
 pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
-pub use mutate::{Mutant, misissued, misvalued, mutants};
+pub use mutate::{Mutant, misissued, misscoped, misvalued, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use record::{Deed, Step, Store, Way, Work};

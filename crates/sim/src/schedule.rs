@@ -10,6 +10,7 @@ use crate::exec::context::Cx;
 use crate::exec::exit;
 use crate::exec::finding::Findings;
 use crate::exec::peers::Peers;
+use crate::exec::remote::RemoteStores;
 use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
 use crate::exec::{self, WarpStatus};
 
@@ -60,7 +61,27 @@ pub(crate) struct Shared<'a> {
     pub(crate) global: &'a mut GlobalShadow,
     /// The grids of other devices, where there are some.
     pub(crate) peers: Option<&'a Peers>,
+    /// Stores to their memory that they do not see yet.
+    pub(crate) remote: Option<&'a mut RemoteStores>,
     pub(crate) interrupt: &'a Interrupt,
+}
+
+impl Shared<'_> {
+    /// Other devices see all stores of a device, whose grid has stopped.
+    pub(crate) fn send_all(&mut self, device: u32) -> Result<(), Fault> {
+        match &mut self.remote {
+            Some(remote) => remote.send_all(device, self.memory, self.global),
+            None => Ok(()),
+        }
+    }
+
+    /// Other devices see one more store, the newest or (with a generator) any.
+    pub(crate) fn send_one(&mut self, rng: Option<&mut Rng>) {
+        if let Some(remote) = &mut self.remote {
+            // It was checked at its issue, and is lost where its memory has been freed since.
+            let _ = remote.send_one(rng, self.memory, self.global);
+        }
+    }
 }
 
 /// A grid in flight.
@@ -108,7 +129,7 @@ pub(crate) fn run_grid(
     interrupt: &Interrupt,
 ) -> (Result<Report, Fault>, Footprint, String) {
     let mut global = GlobalShadow::new(grid.kernel.scoped);
-    let shared = &mut Shared { memory, global: &mut global, peers: None, interrupt };
+    let shared = &mut Shared { memory, global: &mut global, peers: None, remote: None, interrupt };
     let outcome = loop {
         match grid.turn(shared, ROUNDS) {
             Err(fault) => break Err(fault),
@@ -182,11 +203,11 @@ impl Grid {
             let cluster = self.start(index);
             self.live.push(cluster);
         }
+        self.before = (self.progress, self.report.instructions);
         if self.live.is_empty() {
             return Ok(true);
         }
         self.expect_room(shared)?;
-        self.before = (self.progress, self.report.instructions);
         let mut live = std::mem::take(&mut self.live);
         let outcome = self.run_clusters(&mut live, shared, rounds);
         self.live = live;
@@ -406,6 +427,7 @@ impl Grid {
             global: shared.global,
             device: self.origin.device,
             peers: shared.peers,
+            remote: shared.remote.as_deref_mut(),
             predecessor: self.predecessor.as_ref(),
             waiting: &mut self.waiting,
             output: &mut self.output,

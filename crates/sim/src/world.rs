@@ -2,6 +2,7 @@
 
 use crate::error::{Fault, FaultKind, LaunchPart};
 use crate::exec::peers::{PeerGrid, Peers};
+use crate::exec::remote::RemoteStores;
 use crate::hazard::{GlobalShadow, Origin, View};
 use crate::machine::{Launch, THREADS, prepare};
 use crate::memory::{MAX_DEVICES, Memory};
@@ -14,6 +15,10 @@ use oxigemm_threads::Interrupt;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+
+/// Turns of all grids without effect after which a store is seen that no other device has seen yet: what has read a flag
+/// reads the data behind it before.
+const QUIET: u32 = 16;
 
 /// Several simulated devices. Each has its own memory, at addresses of its own, and reads and writes that of the others
 /// by their addresses.
@@ -66,6 +71,9 @@ pub struct World {
     devices: Vec<Device>,
     global: GlobalShadow,
     peers: Peers,
+    remote: RemoteStores,
+    /// Turns of all grids in which nothing has happened.
+    quiet: u32,
     /// Clusters of all grids, and device and number of the grid of each, by the first.
     clusters: u32,
     grids: BTreeMap<u32, (u32, u32)>,
@@ -114,6 +122,8 @@ impl World {
             devices: (0..devices).map(|_| Device::default()).collect(),
             global: GlobalShadow::new(true),
             peers: Peers::default(),
+            remote: RemoteStores::default(),
+            quiet: 0,
             clusters: 0,
             grids: BTreeMap::new(),
             runs: 0,
@@ -260,6 +270,8 @@ impl World {
         let lazy = order.iter().filter_map(options).all(|o| o.policy == Policy::Lazy);
         let seed = order.iter().find_map(options).map_or(0, |o| o.seed);
         let mut rng = Rng::new(seed.wrapping_add(self.runs << 32));
+        // How rarely stores to other devices are seen in a random schedule.
+        let pace = 1 << rng.below(6);
         if lazy {
             order.reverse();
         }
@@ -269,28 +281,48 @@ impl World {
                 shuffle(&mut order, &mut rng);
                 rounds = if rng.once_in(2) { 1 } else { 1 + rng.below(8) };
             }
-            if let Some(ended) = self.pass(&order, rounds) {
+            if let Some(ended) = self.pass(&order, rounds, random.then_some((&mut rng, pace))) {
                 return ended;
             }
         }
     }
 
     /// Gives each kernel a turn; those that have come to their end, if any.
-    fn pass(&mut self, order: &[usize], rounds: usize) -> Option<Vec<(usize, Result<(), Fault>)>> {
-        let World { memory, interrupt, devices, global, peers, .. } = self;
-        let shared = &mut Shared { memory, global, peers: Some(peers), interrupt };
+    fn pass(
+        &mut self,
+        order: &[usize],
+        rounds: usize,
+        mut rng: Option<(&mut Rng, u64)>,
+    ) -> Option<Vec<(usize, Result<(), Fault>)>> {
+        let World { memory, interrupt, devices, global, peers, remote, quiet, .. } = self;
+        let remote = Some(remote);
+        let shared = &mut Shared { memory, global, peers: Some(peers), remote, interrupt };
         let mut ended = Vec::new();
         let (mut progressed, mut ran) = (false, false);
         for &device in order {
             let Some(grid) = &mut devices[device].grid else { continue };
-            match grid.turn(shared, rounds) {
-                Ok(false) => {}
-                Ok(true) => ended.push((device, Ok(()))),
-                Err(fault) => ended.push((device, Err(fault))),
-            }
+            let turn = grid.turn(shared, rounds);
             progressed |= grid.progressed();
             ran |= grid.ran();
+            match turn {
+                Ok(false) => {}
+                // It ends when its stores are seen.
+                Ok(true) if shared.remote.as_ref().is_some_and(|remote| remote.has(device as u32)) => {}
+                Ok(true) => ended.push((device, Ok(()))),
+                Err(fault) => {
+                    let sent = shared.send_all(device as u32);
+                    ended.push((device, sent.and(Err(fault))));
+                }
+            }
         }
+        // Stores to other devices are seen when nothing else happens; in a random schedule also now and then.
+        *quiet = if progressed { 0 } else { *quiet + 1 };
+        let stores = shared.remote.as_ref().is_some_and(|remote| !remote.is_empty());
+        if !ran || *quiet > QUIET || rng.as_mut().is_some_and(|(rng, pace)| rng.once_in(*pace)) {
+            shared.send_one(rng.map(|(rng, _)| rng));
+            *quiet = 0;
+        }
+        progressed |= stores;
         let mut stuck = false;
         for &device in order {
             let Some(grid) = &mut devices[device].grid else { continue };

@@ -258,7 +258,9 @@ mod tests {
 
     #[test]
     fn a_name_of_several_devices_is_that_of_one_in_a_new_world() {
-        for (name, rank, peers) in [("sim:2xsm_90a", 0, 2), ("sim:4xsm_90a/3", 3, 4), ("sim:2xsm_100a/1", 1, 2)] {
+        for (name, rank, peers) in
+            [("sim:2xsm_90a", 0, 2), ("sim:4xsm_90a/3", 3, 4), ("sim:2xsm_100a/1", 1, 2)]
+        {
             let device: Device = name.parse().unwrap();
             assert_eq!(device.to_string(), name);
             let sim = device.as_sim().unwrap();

@@ -4,6 +4,7 @@ use super::clc::Waiting;
 use super::cluster::Cluster;
 use super::finding::Findings;
 use super::peers::Peers;
+use super::remote::RemoteStores;
 use crate::decode::Kernel;
 use crate::error::{Fault, Place};
 use crate::hazard::{Footprint, GlobalShadow};
@@ -37,6 +38,8 @@ pub(crate) struct Cx<'a> {
     /// The device among others, where there are several.
     pub(crate) device: u32,
     pub(crate) peers: Option<&'a Peers>,
+    /// Stores to their memory that they do not see yet.
+    pub(crate) remote: Option<&'a mut RemoteStores>,
     /// What the kernel before touches, where it may still run.
     pub(crate) predecessor: Option<&'a Footprint>,
     /// Clusters that have not begun.

@@ -98,10 +98,20 @@ fn store(warp: &mut Warp, cx: &mut Cx<'_>, op: &MemoryOp, at: Issue) -> Result<N
             piece.copy_from_slice(&warp.value(*s, l).to_le_bytes()[..len]);
         }
         let location = cx.resolve(warp, *space, a)?;
+        if let (Location::Global(a), true) = (location, cx.stays_out(location, sem)) {
+            cx.write_later(warp, l, &mut access, (a, &buffer[..total]), sem)?;
+            continue;
+        }
+        send_before(warp, cx, sem)?;
         cx.write(warp, l, &mut access, location, &buffer[..total])?;
         release(warp, cx, location, sem);
     }
     Ok(if published(cx, sem) { Next::Yield } else { Next::Step })
+}
+
+/// A release of system scope: the stores to other devices that it comes after are seen before it.
+pub(super) fn send_before(warp: &Warp, cx: &mut Cx<'_>, sem: &Sem) -> Result<(), Fault> {
+    if sem.release && sem.strong == Some(Scope::Sys) { cx.send_before(warp.index) } else { Ok(()) }
 }
 
 /// Whether the other devices run, after what they may wait for.

@@ -23,6 +23,7 @@ mod memory;
 pub(crate) mod peers;
 mod print;
 mod record;
+pub(crate) mod remote;
 mod scalar;
 mod tcgen05;
 mod tensor_copy;

@@ -118,7 +118,7 @@ impl GlobalShadow {
     }
 
     /// An event by its number, and the number of events.
-    pub(super) fn event(&self, number: u32) -> GlobalEvent {
+    pub(crate) fn event(&self, number: u32) -> GlobalEvent {
         self.events[number as usize - 1]
     }
 
@@ -212,6 +212,13 @@ impl GlobalShadow {
         released.entry(hazards.cluster).or_default().join(&view.own());
         for (cluster, ticks) in &view.others {
             released.entry(*cluster).or_default().join(ticks);
+        }
+    }
+
+    /// What a store releases to its location when other devices see it.
+    pub(crate) fn publish(&mut self, location: u64, released: &Released) {
+        if let Some(scoped) = self.scoped.as_mut().filter(|_| !released.is_empty()) {
+            scoped.entry(location).or_default().join(released);
         }
     }
 

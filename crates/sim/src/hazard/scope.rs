@@ -89,6 +89,10 @@ impl Released {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds what was released elsewhere.
     pub(super) fn join(&mut self, other: &Released) {
         other.0.iter().for_each(|(from, scope, view)| self.add(*from, *scope, view));

@@ -12,6 +12,7 @@ struct Ranks {
 const BYTES: usize = 1 << 16;
 /// Where the flags of a device lie in its buffer.
 const FLAGS: u64 = 0x8000;
+const ACKNOWLEDGED: u64 = FLAGS + 4;
 
 /// An entry with the buffers of all devices (`p0` to `p3`), the own one (`own`) and that of the next rank (`next`), rank
 /// and number of ranks, and thread 0 of the CTA as `%first`.
@@ -73,7 +74,7 @@ impl Ranks {
 }
 
 /// The first fault of a run on so many devices.
-fn fault(ranks: usize, body: &str, options: &Options) -> Option<Fault> {
+fn first_fault(ranks: usize, body: &str, options: &Options) -> Option<Fault> {
     let module = module(body);
     let ended = Ranks::new(ranks).run(&module, 64, options);
     ended.into_iter().find_map(|ended| ended.outcome.err())
@@ -81,7 +82,7 @@ fn fault(ranks: usize, body: &str, options: &Options) -> Option<Fault> {
 
 fn correct(ranks: usize, body: &str) {
     for options in schedules() {
-        if let Some(fault) = fault(ranks, body, &options) {
+        if let Some(fault) = first_fault(ranks, body, &options) {
             panic!("{:?} {}: {fault}\n{body}", options.policy, options.seed);
         }
     }
@@ -91,7 +92,8 @@ fn correct(ranks: usize, body: &str) {
 fn racy(ranks: usize, body: &str, words: &[&str]) {
     for options in schedules() {
         let schedule = format!("{:?} {}", options.policy, options.seed);
-        let fault = fault(ranks, body, &options).unwrap_or_else(|| panic!("{schedule}: no fault\n{body}"));
+        let fault =
+            first_fault(ranks, body, &options).unwrap_or_else(|| panic!("{schedule}: no fault\n{body}"));
         assert_eq!(fault.kind, FaultKind::Race, "{schedule}: {fault}\n{body}");
         let text = fault.to_string();
         words.iter().for_each(|word| assert!(text.contains(word), "{schedule}: {word}: {text}\n{body}"));
@@ -308,7 +310,7 @@ fn a_barrier_that_waits_for_too_many_says_what_each_rank_waits_for() {
     // Too few let a rank go on too early.
     let early = format!("@first st.global.u32 [next], 5; {} @first ld.global.u32 x, [own];", barrier("1", 1));
     let kinds: Vec<_> =
-        schedules().iter().filter_map(|o| fault(2, &early, o)).map(|fault| fault.kind).collect();
+        schedules().iter().filter_map(|o| first_fault(2, &early, o)).map(|fault| fault.kind).collect();
     assert!(!kinds.is_empty() && kinds.iter().all(|kind| *kind == FaultKind::Race), "{kinds:?}");
 }
 
@@ -372,5 +374,98 @@ fn a_later_kernel_follows_the_earlier_ones_of_its_own_device_only() {
         ranks.world.launch(rank, module, &launch, &options).unwrap();
         let outcome = ranks.world.run().remove(0).outcome;
         assert!(outcome.is_ok(), "{outcome:?}");
+    }
+}
+
+/// What rank 1 has read under every schedule, where none reports a fault.
+fn read_by_every_schedule(body: &str) -> Vec<u32> {
+    let module = module(body);
+    let run = |options: &Options| {
+        let mut ranks = Ranks::new(2);
+        for ended in ranks.run(&module, 64, options) {
+            assert!(ended.outcome.is_ok(), "{ended:?}");
+        }
+        ranks.word(1, 64)
+    };
+    schedules().iter().map(run).collect()
+}
+
+#[test]
+fn stores_to_other_devices_are_seen_late_and_in_any_order() {
+    // All accesses are strong, so nothing is a race: only the order of the stores is missing.
+    let relaxed = |fence: &str| {
+        handshake(
+            "st.relaxed.sys.global.u32",
+            &format!("{fence} {}", flag("st.relaxed.sys.global.u32")),
+            "ld.relaxed.sys.global.u32 x,",
+            "",
+        )
+        .replace("ld.global.u32 y", "ld.relaxed.sys.global.u32 y")
+    };
+    let read = read_by_every_schedule(&relaxed(""));
+    assert_eq!(read[..2], [5, 0], "the eager schedule sees the data, the lazy one the flag without it");
+    assert!(read[2..].contains(&5) && read[2..].contains(&0), "{read:?}");
+    for fence in ["fence.acq_rel.sys;", "membar.sys;"] {
+        assert!(read_by_every_schedule(&relaxed(fence)).iter().all(|value| *value == 5));
+    }
+    // One store has both: no fence is needed.
+    let both = format!(
+        "@!first bra E; @!zero bra R; mov.u32 x, 9; mov.u32 y, 5; st.relaxed.sys.global.v2.u32 [next+{FLAGS}], {{x, y}}; bra E;
+        R: ld.relaxed.sys.global.v2.u32 {{x, y}}, [own+{FLAGS}]; setp.ne.u32 q0, x, 9; @q0 bra R; st.global.u32 [own+64], y; E:"
+    );
+    assert!(read_by_every_schedule(&both).iter().all(|value| *value == 5));
+    // A device sees its own.
+    let own = "@!first bra E; @!zero bra E; st.global.u32 [next], 5; ld.global.u32 x, [next]; add.u32 x, x, 1; st.global.u32 [next], x;
+        atom.global.add.u32 y, [next], 1; st.global.u32 [next+64], y; E:";
+    assert!(read_by_every_schedule(own).iter().all(|value| *value == 6));
+}
+
+#[test]
+fn mutants_of_a_handshake_and_of_a_barrier_are_found() {
+    // Two rounds of an exchange with a flag each way, and one with a barrier of relaxed operations between fences.
+    let flags = format!(
+        "mul.wide.u32 a0, t, 4; add.u64 a1, next, a0; add.u64 a2, own, a0; mov.u32 i0, 0; mov.u32 i1, 0;
+        L: add.u32 i0, i0, 1; mad.lo.u32 y, rank, 100, i0; st.global.u32 [a1], y; bar.sync 0; @!first bra W;
+        st.release.sys.global.u32 [next+{FLAGS}], i0;
+        P: ld.acquire.sys.global.u32 x, [own+{FLAGS}]; setp.lt.u32 q0, x, i0; @q0 bra P;
+        W: bar.sync 0; ld.global.u32 x, [a2]; mad.lo.u32 i1, i1, 1000, x; bar.sync 0; @!first bra D;
+        st.release.sys.global.u32 [next+{ACKNOWLEDGED}], i0;
+        Q: ld.acquire.sys.global.u32 x, [own+{ACKNOWLEDGED}]; setp.lt.u32 q0, x, i0; @q0 bra Q;
+        D: bar.sync 0; setp.lt.u32 q1, i0, 2; @q1 bra L; st.global.u32 [a2+1024], i1;"
+    );
+    let fenced = format!(
+        "mul.wide.u32 a0, t, 4; add.u64 a1, next, a0; add.u64 a2, own, a0; add.u32 y, rank, 1; st.global.u32 [a1], y;
+        bar.sync 0; @!first bra W; fence.acq_rel.sys; red.relaxed.sys.global.add.u32 [p0+{FLAGS}], 1;
+        P: ld.relaxed.sys.global.u32 x, [p0+{FLAGS}]; setp.lt.u32 q0, x, ranks; @q0 bra P; fence.acq_rel.sys;
+        W: bar.sync 0; ld.global.u32 x, [a2]; st.global.u32 [a2+1024], x;"
+    );
+    for body in [flags, fenced] {
+        let results = |module: &Module, options: &Options| {
+            let mut ranks = Ranks::new(2);
+            let fault = ranks.run(module, 64, options).into_iter().find_map(|ended| ended.outcome.err());
+            let words: Vec<u32> = (0..64)
+                .flat_map(|t| [0, 1].map(|r| (r, 1024 + 4 * t)))
+                .map(|(r, at)| ranks.word(r, at))
+                .collect();
+            fault.map_or(Ok(words), Err)
+        };
+        let want = results(&module(&body), &Options::default()).unwrap();
+        for options in schedules() {
+            assert_eq!(results(&module(&body), &options).unwrap(), want);
+        }
+        let mut all: Vec<Mutant> = mutants(&body).into_iter().chain(misscoped(&body)).collect();
+        all.sort_by(|a, b| a.text.cmp(&b.text));
+        all.dedup_by(|a, b| a.text == b.text);
+        let found = |mutant: &&Mutant| {
+            let module = module(&mutant.text);
+            schedules().iter().any(|options| results(&module, options).as_ref() != Ok(&want))
+        };
+        let survivors: Vec<&Mutant> = all.iter().filter(|mutant| !found(mutant)).collect();
+        assert!(
+            survivors.is_empty() && all.len() >= 8,
+            "{} of {}: {survivors:#?}",
+            survivors.len(),
+            all.len()
+        );
     }
 }

@@ -53,7 +53,9 @@ impl Sim {
     pub(crate) fn write<'a>(&self, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
         self.refuse_in_capture("a write by the host")?;
         self.with_memory(true, |memory| {
-            pieces.into_iter().try_for_each(|(address, piece)| memory.write(address, piece).map_err(host_access))
+            pieces
+                .into_iter()
+                .try_for_each(|(address, piece)| memory.write(address, piece).map_err(host_access))
         })?
     }
 

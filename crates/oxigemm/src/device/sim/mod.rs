@@ -38,8 +38,8 @@ use super::workspace::Workspaces;
 use super::workspace::grid_barrier::{GRID_BARRIERS_BYTES, GridBarriers, Owner};
 use crate::error::{Error, Result};
 use guard::Guarded;
-pub use ranks::SimRank;
 use ranks::Ranks;
+pub use ranks::SimRank;
 
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
 ///
@@ -236,7 +236,8 @@ impl Sim {
     /// # Errors
     /// [`Error::Ranks`] where the device is alone, or has joined already.
     pub fn take_part(&self) -> Result<SimRank> {
-        let alone = || Error::Ranks { reason: "this device has no peers: Sim::world makes several".to_owned() };
+        let alone =
+            || Error::Ranks { reason: "this device has no peers: Sim::world makes several".to_owned() };
         SimRank::join(self.clone(), Arc::clone(self.devices.ranks.as_ref().ok_or_else(alone)?))
     }
 

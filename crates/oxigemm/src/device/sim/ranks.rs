@@ -35,7 +35,7 @@ struct State {
     /// Meetings of the hosts so far, and what they said at the last one.
     meetings: u64,
     said: Vec<u64>,
-    /// Why the last meeting did not take place.
+    /// How long to wait for a host that does nothing here.
     patience: Duration,
     /// When a host did something last.
     moved: Instant,
@@ -374,3 +374,6 @@ impl Drop for SimRank {
         self.ranks.leave(self.sim.rank());
     }
 }
+
+#[cfg(test)]
+mod tests;
