@@ -205,6 +205,12 @@ pub enum Error {
         /// What was found, with the line of the kernel's source on both sides.
         fault: Box<oxigemm_sim::Fault>,
     },
+    /// The simulated GPUs of a world do not go on together.
+    #[error("the simulated GPUs cannot go on together: {reason}")]
+    Ranks {
+        /// Why, with the ranks that are missing.
+        reason: String,
+    },
     /// The device has not enough memory.
     #[error("out of memory on {device}: {bytes} bytes were asked for")]
     OutOfMemory {
@@ -286,6 +292,7 @@ impl Error {
             | Error::Stream { .. }
             | Error::Kernel { .. }
             | Error::Fault { .. }
+            | Error::Ranks { .. }
             | Error::OutOfMemory { .. }
             | Error::Interrupted
             | Error::Checkpoint { .. }

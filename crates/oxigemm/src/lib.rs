@@ -76,7 +76,9 @@ pub use check::gemm::tensors::Addend;
 pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
 pub use check::gemm::tensors::groups::{GroupedRows, KGroupNumbers, RawGroups, RowGroups};
 pub use check::{BlockFormat, GemmLayout, Granularity, GroupScore, HeadSplits, Router};
-pub use device::{Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream};
+pub use device::{
+    Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimRank, SimStream, Stream,
+};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use gemm::GemmOptions;
@@ -109,7 +111,9 @@ pub use tensor::{DType, Element, MAX_RANK, Tensor};
 
 /// What the simulator is told and what it tells: see [`Sim`].
 pub mod sim {
-    pub use oxigemm_sim::{Fault, FaultKind, Options, Place, Policy, Report, TraceEvent, TraceUnit};
+    pub use oxigemm_sim::{
+        Fault, FaultKind, Launch, Module, Options, Param, Place, Policy, Report, TraceEvent, TraceUnit,
+    };
 }
 
 /// The examples of the README, which compile and run.

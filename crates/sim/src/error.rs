@@ -187,6 +187,8 @@ pub struct Place {
     pub cta: u32,
     /// Warp in the CTA.
     pub warp: u32,
+    /// The device, where there are several.
+    pub device: Option<u32>,
 }
 
 impl Place {
@@ -205,7 +207,11 @@ impl fmt::Display for Place {
             write!(f, "{file}:{line} ")?;
         }
         let Place { opcode, line, column, cta, warp, .. } = self;
-        write!(f, "`{opcode}` (PTX line {line}, column {column}, CTA {cta}, warp {warp})")
+        write!(f, "`{opcode}` (PTX line {line}, column {column}, ")?;
+        if let Some(device) = self.device {
+            write!(f, "device {device}, ")?;
+        }
+        write!(f, "CTA {cta}, warp {warp})")
     }
 }
 

@@ -112,12 +112,13 @@ mod target;
 mod text;
 mod traffic;
 mod units;
+mod world;
 
 pub use error::{Fault, FaultKind, FaultKinds, LaunchPart, ParseError, Place, Position};
 pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
 pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
-pub use mutate::{Mutant, misissued, misvalued, mutants};
+pub use mutate::{Mutant, misissued, misscoped, misvalued, mutants};
 pub use options::{Options, Policy};
 pub use oxigemm_threads::Interrupt;
 pub use record::{Deed, Step, Store, Way, Work};
@@ -127,3 +128,4 @@ pub use traffic::Traffic;
 pub use units::tensormap::{
     Element, Fill, Im2col, Swizzle, TENSOR_MAP_BYTES, TensorMapDetails, TensorMapSpec,
 };
+pub use world::{Ended, World};

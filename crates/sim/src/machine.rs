@@ -2,17 +2,18 @@
 
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, LaunchPart};
-use crate::hazard::Footprint;
+use crate::hazard::{Footprint, Origin, View};
 use crate::memory::{MAX_SHARED_BYTES, Memory};
 use crate::module::Module;
 use crate::options::Options;
 use crate::report::Report;
-use crate::schedule::{Geometry, run_grid};
+use crate::schedule::{Geometry, Grid, run_grid};
 use crate::units::tensormap::TENSOR_MAP_BYTES;
 use oxigemm_threads::{Interrupt, Pool};
+use std::sync::Arc;
 
 /// The threads that share the arithmetic of a matrix instruction.
-static THREADS: Pool = Pool::new("oxigemm-sim");
+pub(crate) static THREADS: Pool = Pool::new("oxigemm-sim");
 
 /// Most CTAs of a cluster (the non-portable limit).
 pub const MAX_CLUSTER: u32 = 16;
@@ -149,32 +150,18 @@ impl Machine {
         launch: &Launch,
         options: &Options,
     ) -> Result<Report, Fault> {
-        let Some(kernel) = module.kernels.get(&launch.entry) else {
-            return Err(Fault::launch(
-                LaunchPart::Entry,
-                format!("the module has no entry `{}`", launch.entry),
-            ));
-        };
-        let place = |f: Fault| f.note(format!("`{}` is declared at {}", kernel.name, kernel.at));
-        if let Some(gpu) = options.gpu.filter(|gpu| !gpu.runs(module.target())) {
-            let message = format!("a GPU of {gpu} does not run a module for {}", module.target());
-            return Err(place(Fault::launch(LaunchPart::Entry, message)));
-        }
-        let geometry = geometry(kernel, launch).map_err(place)?;
-        let params = parameters(kernel, launch).map_err(place)?;
-        let geometry = Geometry {
-            bytes: expect_room(&self.memory, module, kernel, &geometry, options).map_err(place)?,
-            ..geometry
-        };
+        let (kernel, geometry, params) = prepare(&self.memory, module, launch, options)?;
         for (_, address, bytes, init) in &module.variables {
-            self.memory.place(*address, *bytes, init.as_deref());
+            self.memory.place(0, *address, *bytes, init.as_deref());
         }
         // On a thread of the pool, where sharing a product with another thread costs next to nothing.
-        let (memory, last) = (&mut self.memory, &self.last);
+        let last = std::mem::take(&mut self.last);
         let before = (options.hazards && !last.is_empty()).then_some(last);
-        let interrupt = &self.interrupt;
-        let (outcome, touched, printed) =
-            THREADS.run(|_| run_grid(kernel, &geometry, memory, &params, options, before, interrupt));
+        let origin = Origin { clusters: 0..geometry.clusters(), ..Origin::default() };
+        let start = (origin, View::default());
+        let grid = Grid::new(Arc::clone(kernel), geometry, params, options, before, start);
+        let (memory, interrupt) = (&mut self.memory, &self.interrupt);
+        let (outcome, touched, printed) = THREADS.run(|_| run_grid(grid, memory, interrupt));
         self.last = touched;
         self.output.push_str(&printed);
         outcome
@@ -184,6 +171,30 @@ impl Machine {
     pub fn synchronize(&mut self) {
         self.last = Footprint::default();
     }
+}
+
+/// The kernel of a launch, its shape and its arguments; refuses a launch that no GPU would take.
+pub(crate) fn prepare<'a>(
+    memory: &Memory,
+    module: &'a Module,
+    launch: &Launch,
+    options: &Options,
+) -> Result<(&'a Arc<Kernel>, Geometry, Vec<u8>), Fault> {
+    let Some(kernel) = module.kernels.get(&launch.entry) else {
+        return Err(Fault::launch(LaunchPart::Entry, format!("the module has no entry `{}`", launch.entry)));
+    };
+    let place = |f: Fault| f.note(format!("`{}` is declared at {}", kernel.name, kernel.at));
+    if let Some(gpu) = options.gpu.filter(|gpu| !gpu.runs(module.target())) {
+        let message = format!("a GPU of {gpu} does not run a module for {}", module.target());
+        return Err(place(Fault::launch(LaunchPart::Entry, message)));
+    }
+    let geometry = geometry(kernel, launch).map_err(place)?;
+    let params = parameters(kernel, launch).map_err(place)?;
+    let geometry = Geometry {
+        bytes: expect_room(memory, module, kernel, &geometry, options).map_err(place)?,
+        ..geometry
+    };
+    Ok((kernel, geometry, params))
 }
 
 /// The bytes of a run without what hazards are found by, which grows; refuses a launch that has not enough memory.

@@ -1,6 +1,7 @@
 //! Global memory: allocations at 64-bit addresses, each with the bytes that were ever written.
 
 use crate::error::{Fault, FaultKind};
+use std::collections::BTreeMap;
 
 /// Bytes of shared memory that one CTA may have.
 pub const MAX_SHARED_BYTES: u32 = 232_448;
@@ -75,6 +76,11 @@ pub(crate) const FUNCTION_WINDOW: u64 = 0x5f00_0000_0000;
 pub(crate) const MODULE_WINDOW: u64 = 0x6000_0000_0000;
 
 const FIRST_ADDRESS: u64 = 0x1_0000_0000;
+/// The device that owns an address, where there are several: its bits from here up.
+const DEVICE_SHIFT: u32 = 42;
+/// Most devices of a world: their memories end below the windows.
+pub(crate) const MAX_DEVICES: usize = 16;
+const _: () = assert!((MAX_DEVICES as u64) << DEVICE_SHIFT < FUNCTION_WINDOW);
 /// Allocations are this far apart at least, so that an overrun hits nothing.
 const GUARD: u64 = 4096;
 
@@ -90,10 +96,19 @@ const GUARD: u64 = 4096;
 pub struct Memory {
     /// Sorted by base address.
     allocations: Vec<Allocation>,
-    next: u64,
+    /// Of each device, where it allocates next, and where the variables of modules lie in its memory.
+    heaps: Vec<Heap>,
     hint: usize,
     /// Bytes that [`Memory::try_allocate`] may allocate in all.
     pub limit: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+struct Heap {
+    next: u64,
+    end: u64,
+    /// By the address that the module gives a variable: its own, and its bytes.
+    variables: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Default for Memory {
@@ -105,19 +120,57 @@ impl Default for Memory {
 impl Memory {
     /// An empty memory.
     pub fn new() -> Memory {
-        Memory { allocations: Vec::new(), next: FIRST_ADDRESS, hint: 0, limit: None }
+        Memory::of(1)
+    }
+
+    /// The memories of several devices, one behind another.
+    pub(crate) fn of(devices: usize) -> Memory {
+        let heap = |device: u64| Heap {
+            next: (device << DEVICE_SHIFT) + FIRST_ADDRESS,
+            end: if devices == 1 { FUNCTION_WINDOW } else { (device + 1) << DEVICE_SHIFT },
+            variables: BTreeMap::new(),
+        };
+        Memory {
+            allocations: Vec::new(),
+            heaps: (0..devices as u64).map(heap).collect(),
+            hint: 0,
+            limit: None,
+        }
+    }
+
+    /// The device that owns an address; of a variable of a module, the first.
+    pub(crate) fn owner(&self, address: u64) -> u32 {
+        let device = (address >> DEVICE_SHIFT) as usize;
+        if device < self.heaps.len() { device as u32 } else { 0 }
     }
 
     /// Allocates `bytes` bytes, aligned to 512, that count as uninitialized until written.
     pub fn allocate(&mut self, bytes: usize) -> u64 {
-        let base = self.next;
-        self.next += (bytes as u64 + GUARD).div_ceil(512) * 512;
+        self.allocate_on(0, bytes)
+    }
+
+    /// The same in the memory of one of several devices.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn allocate_on(&mut self, device: usize, bytes: usize) -> u64 {
+        let heap = &mut self.heaps[device];
+        let base = heap.next;
+        heap.next += (bytes as u64 + GUARD).div_ceil(512) * 512;
         self.insert(base, bytes);
         base
     }
 
     /// The same, or nothing where the host has not enough memory, or [`Memory::limit`] does not allow it.
     pub fn try_allocate(&mut self, bytes: usize) -> Option<u64> {
+        self.try_allocate_on(0, bytes)
+    }
+
+    /// The same in the memory of one of several devices.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn try_allocate_on(&mut self, device: usize, bytes: usize) -> Option<u64> {
         if self.room().is_some_and(|room| bytes as u64 > room) {
             return None;
         }
@@ -125,12 +178,21 @@ impl Memory {
         // where the windows of other spaces begin.
         let all = bytes.checked_add(bytes / 8)?.checked_add(64)?;
         Vec::<u8>::new().try_reserve_exact(all).ok()?;
-        (self.next.checked_add(bytes as u64)? < FUNCTION_WINDOW).then(|| self.allocate(bytes))
+        let heap = &self.heaps[device];
+        (heap.next.checked_add(bytes as u64)? < heap.end).then(|| self.allocate_on(device, bytes))
     }
 
     /// Allocates and fills a buffer.
     pub fn allocate_with(&mut self, contents: &[u8]) -> u64 {
-        let base = self.allocate(contents.len());
+        self.allocate_with_on(0, contents)
+    }
+
+    /// The same in the memory of one of several devices.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn allocate_with_on(&mut self, device: usize, contents: &[u8]) -> u64 {
+        let base = self.allocate_on(device, contents.len());
         self.hint = self.allocations.iter().position(|a| a.base == base).unwrap_or(0);
         let a = &mut self.allocations[self.hint];
         a.bytes.copy_from_slice(contents);
@@ -154,11 +216,25 @@ impl Memory {
     }
 
     /// Places a module's variable at its fixed address, once.
-    pub(crate) fn place(&mut self, base: u64, bytes: usize, init: Option<&[u8]>) {
+    pub(crate) fn place(&mut self, device: usize, base: u64, bytes: usize, init: Option<&[u8]>) {
+        let base = match device {
+            0 => base,
+            _ if self.heaps[device].variables.contains_key(&base) => return,
+            _ => {
+                let own = self.allocate_on(device, bytes);
+                self.heaps[device].variables.insert(base, (own, bytes as u64));
+                self.fill(own, bytes, init);
+                return;
+            }
+        };
         if self.allocations.iter().any(|a| a.base == base) {
             return;
         }
         self.insert(base, bytes);
+        self.fill(base, bytes, init);
+    }
+
+    fn fill(&mut self, base: u64, bytes: usize, init: Option<&[u8]>) {
         let at = self.allocations.partition_point(|a| a.base < base);
         let a = &mut self.allocations[at];
         if let Some(init) = init {
@@ -166,6 +242,18 @@ impl Memory {
         }
         // A variable without an initializer is zero.
         a.written.set(0, bytes);
+    }
+
+    /// The address that a device means: its own copy where this is a variable of a module.
+    pub(crate) fn own(&self, device: u32, address: u64) -> u64 {
+        if device == 0 || address < MODULE_WINDOW {
+            return address;
+        }
+        let before = self.heaps[device as usize].variables.range(..=address).next_back();
+        match before {
+            Some((base, (own, bytes))) if address - base < *bytes => own + (address - base),
+            _ => address,
+        }
     }
 
     /// Frees the allocation that starts at `address`.

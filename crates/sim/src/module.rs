@@ -8,6 +8,7 @@ use crate::text::ast::{ModuleAst, Space, Variable};
 use crate::text::names::Names;
 use crate::text::scan::Parser;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most instructions of a module's entries together, each with the functions that it calls.
@@ -18,7 +19,7 @@ const MODULE_BYTES: u64 = 1 << 26;
 /// A PTX module, parsed and decoded.
 #[derive(Debug)]
 pub struct Module {
-    pub(crate) kernels: BTreeMap<String, Kernel>,
+    pub(crate) kernels: BTreeMap<String, Arc<Kernel>>,
     pub(crate) variables: Vec<(String, u64, usize, Option<Vec<u8>>)>,
     /// The `.target` of the text.
     target: Target,
@@ -44,7 +45,7 @@ impl Module {
             }
             let end = ast.functions.get(i + 1).map_or(u32::MAX, |next| next.at.line);
             kernel.names = Names::read(text, f.at.line..end);
-            kernels.insert(f.name.clone(), kernel);
+            kernels.insert(f.name.clone(), Arc::new(kernel));
         }
         Ok(Module { kernels, variables, target: ast.target })
     }

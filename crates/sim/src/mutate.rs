@@ -111,6 +111,34 @@ fn statements(text: &str) -> Vec<Statement<'_>> {
     list
 }
 
+/// Mutants of what orders devices: an instruction of system scope that reaches its GPU only, that is relaxed, or that is
+/// not there.
+///
+/// ```
+/// let text = "st.release.sys.global.u32 [flag], 1; ld.acquire.sys.global.u32 x, [flag];";
+/// let what: Vec<String> = oxigemm_sim::misscoped(text).into_iter().map(|mutant| mutant.what).collect();
+/// assert_eq!(what.len(), 5);
+/// assert_eq!(what[0], "of GPU scope: st.release.sys.global.u32 [flag], 1;");
+/// ```
+pub fn misscoped(text: &str) -> Vec<Mutant> {
+    let mut list = Vec::new();
+    for s in statements(text).iter().filter(|s| s.opcode.split('.').any(|part| part == "sys")) {
+        let original = &text[s.start..s.end];
+        let mut push = |what: &str, new: &str| list.push(s.replaced(text, what, new));
+        let narrow = if s.opcode.starts_with("membar") { ".gl" } else { ".gpu" };
+        push("of GPU scope", &original.replacen(".sys", narrow, 1));
+        let fences = s.opcode.starts_with("fence") || s.opcode.starts_with("membar");
+        let strength = [".acq_rel", ".release", ".acquire"].into_iter().find(|m| s.opcode.contains(m));
+        if let (Some(strength), false) = (strength, fences) {
+            push("relaxed", &original.replacen(strength, ".relaxed", 1));
+        }
+        if fences || s.opcode.starts_with("st.") || s.opcode.starts_with("red.") {
+            push("deleted", "");
+        }
+    }
+    list
+}
+
 /// Every mutant of a module.
 ///
 /// A statement is deleted; a commit of MMAs comes before the last of them; a wait for an mbarrier's phase succeeds at once instead; an expectation of bytes

@@ -136,6 +136,11 @@ fn hook() -> Option<fn() -> bool> {
     (!hook.is_null()).then(|| unsafe { std::mem::transmute::<*mut (), fn() -> bool>(hook) })
 }
 
+/// Whether the hook says that the call that this thread waits for should end early.
+pub fn is_interrupt_asked() -> bool {
+    hook().is_some_and(|hook| hook())
+}
+
 /// Waits for a message, and raises the flag of who will send it where the hook says so.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 pub use cuda::{Cuda, Loaded};
 pub use id::DeviceId;
 pub use limits::Limits;
-pub use sim::Sim;
+pub use sim::{Sim, SimRank};
 pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};
 
 /// A device that holds tensors and runs functions: the CPU, a GPU, or a simulated GPU.
@@ -159,7 +159,8 @@ impl Device {
 }
 
 /// `auto`, `cpu`, `cuda`, `cuda:N`, `sim`, or `sim:` with a GPU (`sm_90a`), a schedule (`eager`, `lazy`, or the seed of a
-/// random one), or both: `sim:sm_100a:lazy`.
+/// random one), or both: `sim:sm_100a:lazy`. `sim:2xsm_90a` is the first of two devices of a new world, whose
+/// [peers](Sim::peers) are the others, `sim:2xsm_90a/1` the second; `sim:2xsm_90a:lazy/1` has a schedule too.
 impl FromStr for Device {
     type Err = Error;
 
@@ -176,17 +177,30 @@ impl FromStr for Device {
                     Ok(ordinal) => Device::cuda(ordinal),
                     Err(_) => refuse("expected the number of a GPU behind `cuda:`"),
                 },
-                Some(("sim", how)) => match options(how) {
-                    Some(options) => Ok(Device::Sim(Sim::with_options(options))),
-                    None => refuse(
-                        "expected a GPU such as sm_100a, or eager, lazy or the seed of a random schedule behind \
-                         `sim:`, or both: sim:sm_100a:lazy",
-                    ),
+                Some(("sim", how)) => match world(how) {
+                    Some((devices, rank, options)) => match Sim::world(devices, options)?.get(rank) {
+                        Some(sim) => Ok(Device::Sim(sim.clone())),
+                        None => refuse(&format!("{devices} devices have no rank {rank}")),
+                    },
+                    None => match options(how) {
+                        Some(options) => Ok(Device::Sim(Sim::with_options(options))),
+                        None => refuse(
+                            "expected a GPU such as sm_100a, several as 2xsm_90a, or eager, lazy or the seed of a \
+                             random schedule behind `sim:`, or both: sim:sm_100a:lazy",
+                        ),
+                    },
                 },
                 _ => refuse("expected auto, cpu, sim, cuda or cuda:N"),
             },
         }
     }
+}
+
+/// What a name of several devices says: how many, whose rank is meant, and their options.
+fn world(how: &str) -> Option<(usize, usize, Options)> {
+    let (count, rest) = how.split_once('x').filter(|(_, rest)| rest.starts_with("sm_"))?;
+    let (how, rank) = rest.split_once('/').unwrap_or((rest, "0"));
+    Some((count.parse().ok()?, rank.parse().ok()?, options(how)?))
 }
 
 /// The options of a name: a GPU, a schedule, or a GPU and a schedule.
@@ -207,7 +221,7 @@ fn options(how: &str) -> Option<Options> {
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Device::Sim(_) => f.write_str("sim"),
+            Device::Sim(sim) => sim.fmt(f),
             Device::Cpu | Device::Cuda(_) => self.id().fmt(f),
         }
     }
@@ -233,11 +247,32 @@ mod tests {
             ("sim:late", "eager, lazy or the seed"),
             ("sim:sm_999", "expected a GPU such as sm_100a"),
             ("sim:lazy:sm_100a", "sim:sm_100a:lazy"),
+            ("sim:2x", "several as 2xsm_90a"),
+            ("sim:2xsm_90a/2", "2 devices have no rank 2"),
         ] {
             let error = name.parse::<Device>().unwrap_err();
             assert!(matches!(error, Error::DeviceName { .. }));
             assert!(error.to_string().contains(words), "{error}");
         }
+    }
+
+    #[test]
+    fn a_name_of_several_devices_is_that_of_one_in_a_new_world() {
+        for (name, rank, peers) in
+            [("sim:2xsm_90a", 0, 2), ("sim:4xsm_90a/3", 3, 4), ("sim:2xsm_100a/1", 1, 2)]
+        {
+            let device: Device = name.parse().unwrap();
+            assert_eq!(device.to_string(), name);
+            let sim = device.as_sim().unwrap();
+            assert_eq!((sim.rank(), sim.peers().len()), (rank, peers));
+            assert_eq!(device.id(), Device::Sim(sim.peers()[rank].clone()).id());
+            assert_ne!(sim.peers()[0].number(), sim.peers()[1].number());
+        }
+        let lazy: Device = "sim:2xsm_100a:lazy/1".parse().unwrap();
+        let sim = lazy.as_sim().unwrap();
+        assert_eq!((sim.options().policy, sim.limits().sms), (Policy::Lazy, 148));
+        let error = "sim:17xsm_90a".parse::<Device>().unwrap_err().to_string();
+        assert!(error.contains("1 to 16 devices"), "{error}");
     }
 
     #[test]

@@ -55,7 +55,8 @@ impl Decoder<'_, '_> {
         let named = |m: &String| match m.as_str() {
             "cta" => Some(Scope::Cta),
             "cluster" => Some(Scope::Cluster),
-            "gpu" | "gl" | "sys" => Some(Scope::Gpu),
+            "gpu" | "gl" => Some(Scope::Gpu),
+            "sys" => Some(Scope::Sys),
             _ => None,
         };
         self.inst.opcode[1..].iter().find_map(named)
@@ -65,7 +66,9 @@ impl Decoder<'_, '_> {
         let acquire = self.has("acquire") || self.has("acq_rel");
         let release = self.has("release") || self.has("acq_rel");
         let strong = acquire || release || self.has("relaxed") || self.has("volatile") || self.has("mmio");
-        Sem { acquire, release, strong: strong.then(|| self.scope().unwrap_or(Scope::Gpu)) }
+        // A volatile access has the scope of the system.
+        let unnamed = if self.has("volatile") || self.has("mmio") { Scope::Sys } else { Scope::Gpu };
+        Sem { acquire, release, strong: strong.then(|| self.scope().unwrap_or(unnamed)) }
     }
 
     fn access(&mut self, address: usize) -> Result<(Space, Ty)> {

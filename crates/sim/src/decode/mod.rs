@@ -33,7 +33,7 @@ pub(crate) mod tensormap;
 pub(crate) mod wgmma;
 pub(crate) mod wmma;
 
-use crate::error::{ParseError, Position};
+use crate::error::{ParseError, Place, Position};
 use crate::text::ast::*;
 
 use crate::text::types::Ty;
@@ -91,6 +91,20 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// The place of an instruction, by the first warp.
+    pub(crate) fn place(&self, pc: u32) -> Place {
+        let inst = &self.code[pc as usize];
+        Place {
+            line: inst.line,
+            column: inst.column,
+            source: inst.loc.and_then(|(file, line)| Some((self.files.get(&file)?.clone(), line))),
+            opcode: self.opcodes[pc as usize].to_string(),
+            cta: 0,
+            warp: 0,
+            device: None,
+        }
+    }
+
     /// Where lanes that branches separate come together again.
     pub(crate) fn joins(&self) -> &flow::Joins {
         self.joins.get_or_init(|| flow::Joins::of(&self.code, &self.functions))

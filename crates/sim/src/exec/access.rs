@@ -6,7 +6,7 @@ use super::context::Cx;
 use super::warp::Warp;
 use crate::decode::SHARED_BASE;
 use crate::error::{Fault, FaultKind};
-use crate::hazard::{Event, Scope};
+use crate::hazard::{Event, GlobalEvent, Scope};
 use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::record::Store;
 use crate::text::ast::Space;
@@ -53,7 +53,7 @@ impl Cx<'_> {
     /// Resolves an address in a space for a warp.
     pub(crate) fn resolve(&self, warp: &Warp, space: Space, address: u64) -> Result<Location, Fault> {
         Ok(match space {
-            Space::Global | Space::Const => Location::Global(address),
+            Space::Global | Space::Const => Location::Global(self.memory.own(self.device, address)),
             Space::Shared => {
                 let (rank, offset) = self.split_shared(address)?;
                 if rank != warp.env.rank as usize {
@@ -83,7 +83,7 @@ impl Cx<'_> {
                 } else if window(PARAM_WINDOW) {
                     Location::Param((address - PARAM_WINDOW) as u32)
                 } else {
-                    Location::Global(address)
+                    Location::Global(self.memory.own(self.device, address))
                 }
             }
         })
@@ -213,12 +213,12 @@ impl Cx<'_> {
         range: (u64, u64),
         write: bool,
         same: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<Option<GlobalEvent>, Fault> {
         let cta = self.cta_index(access.warp);
         let (by, strong) = ((access.warp, access.pc), access.strong.is_some());
         self.record_access(by, lane, Store::Global, range, [write, same, strong]);
         self.check_predecessor((access.warp, access.pc), lane as u8, range, write)?;
-        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        let Some(h) = &mut self.cluster.hazards else { return Ok(None) };
         let lane = lane as u8;
         let agent = h.lane_agent(access.warp, lane);
         let event = match access.global.iter().find(|e| e.0 == agent) {
@@ -230,9 +230,10 @@ impl Cx<'_> {
                 id
             }
         };
+        let by = self.global.event(event);
         match self.global.access(h, event, Some(lane), range, write, same) {
-            Ok(()) => Ok(()),
-            Err(c) => self.global_conflict(c, (access.warp, access.pc), write),
+            Ok(()) => Ok(Some(by)),
+            Err(c) => self.global_conflict(c, (access.warp, access.pc), write).map(|()| Some(by)),
         }
     }
 
@@ -370,6 +371,9 @@ impl Cx<'_> {
         location: Location,
         out: &mut [u8],
     ) -> Result<(), Fault> {
+        if let Location::Global(a) = location {
+            self.settle(a, out.len())?;
+        }
         if self.options.hazards {
             match location {
                 Location::Global(a) if self.goes_on(FaultKind::Uninitialized) => {
@@ -410,6 +414,7 @@ impl Cx<'_> {
         let len = out.len();
         match location {
             Location::Global(a) => {
+                self.settle(a, len)?;
                 self.shadow_global(access, lane, (a, len as u64), false, false)?;
                 out.copy_from_slice(self.memory.load(a, len, false)?);
             }
@@ -436,6 +441,20 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// Checks and records a write to global memory, which the caller performs.
+    pub(super) fn record_write(
+        &mut self,
+        access: &mut Access,
+        lane: usize,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<Option<GlobalEvent>, Fault> {
+        self.check_map_change(address, bytes.len())?;
+        let there = self.memory.read(address, bytes.len())?;
+        let same = self.options.hazards && there == bytes;
+        self.shadow_global(access, lane, (address, bytes.len() as u64), true, same)
+    }
+
     pub(crate) fn write(
         &mut self,
         warp: &mut Warp,
@@ -446,9 +465,8 @@ impl Cx<'_> {
     ) -> Result<(), Fault> {
         match location {
             Location::Global(a) => {
-                self.check_map_change(a, bytes.len())?;
-                let same = self.options.hazards && self.memory.read(a, bytes.len())? == bytes;
-                self.shadow_global(access, lane, (a, bytes.len() as u64), true, same)?;
+                self.settle(a, bytes.len())?;
+                self.record_write(access, lane, a, bytes)?;
                 self.memory.write(a, bytes)?;
                 *self.progress += 1;
             }

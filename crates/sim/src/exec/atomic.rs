@@ -1,8 +1,8 @@
 //! Atomics and reductions of threads.
 
-use super::access::Access;
+use super::access::{Access, Location};
 use super::context::Cx;
-use super::memory::{acquire, address, check_alignment, release};
+use super::memory::{acquire, address, check_alignment, published, release, send_before};
 use super::warp::Warp;
 use super::{Issue, Next};
 use crate::decode::atomic::{AtomicOp, AtomicWide};
@@ -30,6 +30,7 @@ fn scalar(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<
         let a = address(warp, addr, *space, l);
         check_alignment(a, bytes as u32)?;
         let location = cx.resolve(warp, *space, a)?;
+        send_before(warp, cx, sem)?;
         acquire(warp, cx, location, sem);
         let mut old = [0; 8];
         cx.read(warp, l, &mut access, location, &mut old[..bytes])?;
@@ -42,13 +43,16 @@ fn scalar(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<
             // Nothing has changed: this is how a lock is polled.
             *cx.progress = progress;
             *cx.polls += 1;
+            if let Location::Global(a) = location {
+                warp.polled = Some((a, old));
+            }
         }
         release(warp, cx, location, sem);
         if let Some(d) = dst {
             warp.set(*d, l, old);
         }
     }
-    Ok(Next::Step)
+    Ok(if published(cx, sem) { Next::Yield } else { Next::Step })
 }
 
 fn apply(op: AtomFn, ty: Ty, old: u64, b: u64, c: u64) -> Result<u64, Fault> {
@@ -66,6 +70,7 @@ fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<
         let a = address(warp, addr, *space, l);
         check_alignment(a, (bytes * b.len()) as u32)?;
         let location = cx.resolve(warp, *space, a)?;
+        send_before(warp, cx, sem)?;
         acquire(warp, cx, location, sem);
         for (i, s) in b.iter().enumerate() {
             let element = location.plus((i * bytes) as u32);
@@ -93,6 +98,7 @@ fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicWide, at: Issue) -> Result<
         let a = address(warp, addr, *space, l);
         check_alignment(a, 16)?;
         let location = cx.resolve(warp, *space, a)?;
+        send_before(warp, cx, sem)?;
         acquire(warp, cx, location, sem);
         let mut bytes = [0; 16];
         cx.read(warp, l, &mut access, location, &mut bytes)?;

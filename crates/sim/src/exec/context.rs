@@ -3,6 +3,8 @@
 use super::clc::Waiting;
 use super::cluster::Cluster;
 use super::finding::Findings;
+use super::peers::Peers;
+use super::remote::RemoteStores;
 use crate::decode::Kernel;
 use crate::error::{Fault, Place};
 use crate::hazard::{Footprint, GlobalShadow};
@@ -33,6 +35,11 @@ pub(crate) struct Cx<'a> {
     pub(crate) at: (u32, u32),
     /// Who touched global memory.
     pub(crate) global: &'a mut GlobalShadow,
+    /// The device among others, where there are several.
+    pub(crate) device: u32,
+    pub(crate) peers: Option<&'a Peers>,
+    /// Stores to their memory that they do not see yet.
+    pub(crate) remote: Option<&'a mut RemoteStores>,
     /// What the kernel before touches, where it may still run.
     pub(crate) predecessor: Option<&'a Footprint>,
     /// Clusters that have not begun.
@@ -44,15 +51,12 @@ pub(crate) struct Cx<'a> {
 impl Cx<'_> {
     /// The place of an instruction of a warp of this cluster.
     pub(crate) fn place(&self, warp: u32, pc: u32) -> Place {
-        let inst = &self.kernel.code[pc as usize];
         let rank = warp as usize / self.cluster.warps_per_cta;
         Place {
-            line: inst.line,
-            column: inst.column,
-            source: inst.loc.and_then(|(f, l)| Some((self.kernel.files.get(&f)?.clone(), l))),
-            opcode: self.kernel.opcodes[pc as usize].to_string(),
             cta: self.cluster.ctas[rank].index,
             warp: (warp as usize % self.cluster.warps_per_cta) as u32,
+            device: self.peers.map(|_| self.device),
+            ..self.kernel.place(pc)
         }
     }
 
@@ -80,7 +84,7 @@ impl Cx<'_> {
 
     /// This warp among all of the grid.
     pub(crate) fn identity(&self, warp: u32) -> (u32, u32) {
-        (self.cluster.ctas[0].index, warp)
+        (self.cluster.hazards.as_ref().map_or(0, |hazards| hazards.number()), warp)
     }
 
     /// Gives a fault its place, where it has none.

@@ -2,7 +2,7 @@
 
 use super::context::Cx;
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Conflict, GlobalConflict, Missing, Overlap};
+use crate::hazard::{Conflict, Event, GlobalConflict, GlobalEvent, Missing, Overlap};
 
 /// The kind of fault that two accesses are.
 pub(super) fn kind_of(missing: Missing) -> FaultKind {
@@ -74,11 +74,36 @@ impl Cx<'_> {
         let earlier = c.earlier.event;
         self.hazard(kind_of(c.missing), at, Some(earlier.pc), |cx| {
             let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
-            let mut fault = Fault::new(kind, format!("global memory at {:#x}: {order}", c.address));
-            let place = cx.place(earlier.warp % cx.cluster.warps.len() as u32, earlier.pc);
-            fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
+            let mut fault = Fault::new(kind, format!("{}: {order}", cx.global_text(c.address)));
+            fault.other = Some(Box::new(cx.place_of(&c.earlier)));
+            if let Some(grid) = cx.peers.and_then(|peers| peers.of(c.earlier.seat))
+                && c.earlier.seat.device != cx.device
+            {
+                let (own, other) = (&cx.kernel.name, &grid.kernel.name);
+                let (here, there) = (cx.device, c.earlier.seat.device);
+                fault.notes.push(format!("`{own}` of device {here} and `{other}` of device {there}"));
+            }
             fault
         })
+    }
+
+    /// Global memory at an address, with its device where there are several.
+    pub(crate) fn global_text(&self, address: u64) -> String {
+        match self.peers {
+            Some(_) => format!("global memory of device {} at {address:#x}", self.memory.owner(address)),
+            None => format!("global memory at {address:#x}"),
+        }
+    }
+
+    /// The place of an access to global memory by a thread of any grid.
+    pub(crate) fn place_of(&self, by: &GlobalEvent) -> Place {
+        let Event { warp, pc, .. } = by.event;
+        let (kernel, warps) = match self.peers.and_then(|peers| peers.of(by.seat)) {
+            Some(grid) => (&*grid.kernel, grid.warps_per_cta),
+            None => (self.kernel, self.cluster.warps_per_cta as u32),
+        };
+        let device = self.peers.map(|_| by.seat.device);
+        Place { cta: by.cta, warp: warp % warps, device, ..kernel.place(pc) }
     }
 
     /// An access that may meet one of the kernel before.

@@ -2,7 +2,7 @@
 
 use super::access::Location;
 use super::context::Cx;
-use super::memory::{acquire, address};
+use super::memory::{acquire, address, send_before};
 use super::warp::Warp;
 use super::{Issue, Next};
 use crate::decode::fence::FenceOp;
@@ -22,6 +22,9 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &FenceOp, at: Issue)
                 cx.acquire_map(warp, at.pc, a);
             }
         }
+    }
+    if let FenceOp::Thread { sem } = op {
+        send_before(warp, cx, sem)?;
     }
     if let FenceOp::ProxyAsync { shared, global } = op {
         cx.record(warp.index, at.active, Deed::FenceProxy { shared: *shared, global: *global });

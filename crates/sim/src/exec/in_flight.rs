@@ -101,6 +101,7 @@ impl Cx<'_> {
 
     fn finish(&mut self, p: Pending) -> Result<(), Fault> {
         let check = self.options.hazards && !self.goes_on(FaultKind::Uninitialized);
+        self.settle_copy(&p.kind)?;
         match p.kind {
             Kind::Load { source, cta, offset, bytes, mbar, reduce } => {
                 self.check_running(cta)?;

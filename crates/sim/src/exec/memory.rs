@@ -7,8 +7,10 @@ use super::{Issue, Next};
 use crate::decode::isa::{Addr, Sem};
 use crate::decode::memory::MemoryOp;
 use crate::error::{Fault, FaultKind};
+use crate::hazard::Scope;
 use crate::lanes::lanes;
 use crate::memory::{LOCAL_WINDOW, MAX_SHARED_BYTES, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES, word};
+use crate::options::Policy;
 use crate::text::ast::Space;
 use crate::text::types::{low_mask, sign_extend};
 
@@ -60,6 +62,9 @@ fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &MemoryOp, at: Issue) -> Result<Ne
         let location = cx.resolve(warp, *space, a)?;
         acquire(warp, cx, location, sem);
         cx.peek(warp, l, &mut access, location, &mut buffer[..total])?;
+        if let (Location::Global(a), true) = (location, sem.strong.is_some()) {
+            warp.polled = Some((a, word(&buffer[..total.min(8)])));
+        }
         // A vector load may include padding that nothing uses: what was never written is an error
         // only when its register is used.
         let whole = !cx.options.hazards || cx.defined(location, total);
@@ -93,10 +98,31 @@ fn store(warp: &mut Warp, cx: &mut Cx<'_>, op: &MemoryOp, at: Issue) -> Result<N
             piece.copy_from_slice(&warp.value(*s, l).to_le_bytes()[..len]);
         }
         let location = cx.resolve(warp, *space, a)?;
+        if let (Location::Global(a), true) = (location, cx.stays_out(location, sem)) {
+            cx.write_later(warp, l, &mut access, (a, &buffer[..total]), sem)?;
+            continue;
+        }
+        send_before(warp, cx, sem)?;
         cx.write(warp, l, &mut access, location, &buffer[..total])?;
         release(warp, cx, location, sem);
     }
-    Ok(Next::Step)
+    Ok(if published(cx, sem) { Next::Yield } else { Next::Step })
+}
+
+/// A release of system scope: the stores to other devices that it comes after are seen before it.
+pub(super) fn send_before(warp: &Warp, cx: &mut Cx<'_>, sem: &Sem) -> Result<(), Fault> {
+    if sem.release && sem.strong == Some(Scope::Sys) { cx.send_before(warp.index) } else { Ok(()) }
+}
+
+/// Whether the other devices run, after what they may wait for.
+pub(super) fn published(cx: &mut Cx<'_>, sem: &Sem) -> bool {
+    cx.peers.is_some()
+        && sem.strong == Some(Scope::Sys)
+        && match cx.options.policy {
+            Policy::Eager => false,
+            Policy::Lazy => true,
+            Policy::Random => cx.rng.once_in(2),
+        }
 }
 
 /// `st.bulk` and `discard`.

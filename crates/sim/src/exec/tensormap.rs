@@ -8,7 +8,7 @@ use super::warp::Warp;
 use super::{Issue, Next, together};
 use crate::decode::isa::{Addr, Sem};
 use crate::decode::tensormap::TensorMapOp;
-use crate::error::{Fault, FaultKind, Place};
+use crate::error::{Fault, FaultKind};
 use crate::hazard::{MapMissing, Scope};
 use crate::lanes::lanes;
 use crate::text::ast::Space;
@@ -99,8 +99,7 @@ impl Cx<'_> {
             };
             let message = format!("the tensor map at {address:#x} is used with {missing}");
             let mut fault = Fault::new(FaultKind::TensorMap, message);
-            let place = cx.place(write.event.warp % cx.cluster.warps.len() as u32, write.event.pc);
-            fault.other = Some(Box::new(Place { cta: write.cta, ..place }));
+            fault.other = Some(Box::new(cx.place_of(&write)));
             fault
         })
     }

@@ -120,6 +120,8 @@ pub(crate) struct Warp {
     pub(crate) register_changes: Vec<(u32, u32)>,
     /// The instruction at which the warp has seen that a claim on a cluster failed.
     pub(crate) claim_failed: Option<u32>,
+    /// The global address that it has last looked at with a strong load or atomic, and what it found.
+    pub(crate) polled: Option<(u64, u64)>,
     /// Registers of a thread; none until `setmaxnreg` names a number.
     pub(crate) registers: Option<u32>,
 }

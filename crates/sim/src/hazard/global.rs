@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GlobalEvent {
     pub(crate) event: Event,
-    seat: Seat,
+    pub(crate) seat: Seat,
     /// The CTA, by its index in the grid.
     pub(crate) cta: u32,
     /// The lane that stands for it, and when its lanes were in step.
@@ -106,6 +106,11 @@ impl GlobalShadow {
         footprint
     }
 
+    /// Forgets everything: all that it knows of is ordered before what comes.
+    pub(crate) fn forget(&mut self) {
+        *self = GlobalShadow::new(self.scoped.is_some());
+    }
+
     /// The last write to a word: its event and its lane.
     pub(super) fn write_of(&self, word: u64) -> Option<(u32, u8)> {
         let write = self.pages.get(&(word / PAGE))?[(word % PAGE) as usize].write;
@@ -113,7 +118,7 @@ impl GlobalShadow {
     }
 
     /// An event by its number, and the number of events.
-    pub(super) fn event(&self, number: u32) -> GlobalEvent {
+    pub(crate) fn event(&self, number: u32) -> GlobalEvent {
         self.events[number as usize - 1]
     }
 
@@ -202,11 +207,18 @@ impl GlobalShadow {
             return;
         }
         let mut view = View::default();
-        hazards.release(warp, release, scope, &mut view);
+        hazards.release(warp, release, scope.min(Scope::Gpu), &mut view);
         let released = self.locations.entry(location).or_default();
         released.entry(hazards.cluster).or_default().join(&view.own());
         for (cluster, ticks) in &view.others {
             released.entry(*cluster).or_default().join(ticks);
+        }
+    }
+
+    /// What a store releases to its location when other devices see it.
+    pub(crate) fn publish(&mut self, location: u64, released: &Released) {
+        if let Some(scoped) = self.scoped.as_mut().filter(|_| !released.is_empty()) {
+            scoped.entry(location).or_default().join(released);
         }
     }
 
@@ -224,8 +236,8 @@ impl GlobalShadow {
                 hazards.acquire_from(warp, acquire, scope, released);
             }
         } else if let Some(released) = self.locations.get(&location) {
-            let view = View::of_clusters(released.clone(), hazards.cluster);
-            hazards.acquire(warp, acquire, scope, &view);
+            let view = View::of_clusters(released.clone(), hazards.cluster, Vec::new());
+            hazards.acquire(warp, acquire, scope.min(Scope::Gpu), &view);
         }
     }
 }
@@ -261,21 +273,27 @@ pub(super) fn ordered(
     e_lane: u8,
     [x_writes, e_writes]: [bool; 2],
 ) -> Result<(), Missing> {
+    if class.now.knows_end(x.seat.device, x.seat.launch) {
+        return Ok(());
+    }
     let mut missing = Missing::Order;
+    let near = x.seat.device == e.seat.device;
     match (x.event.strong, e.event.strong) {
         // Two strong accesses may meet, if each has the other in its scope.
         (Some(a), Some(b)) if a.min(b) >= x.seat.distance(e.seat) => return Ok(()),
         (Some(_), Some(_)) => missing = Missing::Scope,
-        // A plain read may meet a strong write: `atomicCAS` loops begin with one.
-        (Some(_), None) if !e_writes => return Ok(()),
-        (None, Some(_)) if !x_writes => return Ok(()),
+        // A plain read may meet a strong write on the same device: `atomicCAS` loops begin with one.
+        (Some(_), None) if !e_writes && near => return Ok(()),
+        (None, Some(_)) if !x_writes && near => return Ok(()),
         _ => {}
     }
     let here = x.seat.cluster == hazards.cluster;
     let ticks = |view: &View, which: fn(&Ticks) -> &Vec<u32>, own: fn(&View) -> &Vec<u32>| -> u32 {
         own_or_other(hazards, view, x, which, own)
     };
-    let seen = |view: &View| ticks(view, |t| &t.seen, |v| &v.seen) >= x.event.tick;
+    let seen = |view: &View| {
+        view.knows_end(x.seat.device, x.seat.launch) || ticks(view, |t| &t.seen, |v| &v.seen) >= x.event.tick
+    };
     let issuer = if e_lane == MANY { e.lane } else { e_lane };
     let same_thread = here && x.event.warp == e.event.warp && x_lane == issuer;
     if here && x.event.agent == Hazards::agent(x.event.warp, Unit::CpAsync) {

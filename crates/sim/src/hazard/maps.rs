@@ -52,6 +52,9 @@ impl GlobalShadow {
         let acquires = self.acquires.get(&range.0).into_iter().flatten();
         let acquired = acquires.filter(known).map(|a| a.1).max().unwrap_or(0);
         for (number, writer, x) in self.writers(range) {
+            if class.now.knows_end(x.seat.device, x.seat.launch) {
+                continue;
+            }
             let missing = if ordered(hazards, class, &x, writer, &by, lane, [true, false]).is_err() {
                 MapMissing::Order
             } else if own_or_other(hazards, &class.now, &x, |t| &t.mapped, |v| &v.mapped) < x.event.tick {

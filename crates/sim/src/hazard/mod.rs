@@ -29,7 +29,7 @@ mod shadow;
 mod tensor;
 mod view;
 
-pub(crate) use global::{GlobalConflict, GlobalShadow};
+pub(crate) use global::{GlobalConflict, GlobalEvent, GlobalShadow};
 pub(crate) use maps::MapMissing;
 pub(crate) use predecessor::{Footprint, Overlap};
 pub(crate) use scope::{ByScope, Released, Scope, Seat};
@@ -39,6 +39,7 @@ pub(crate) use view::View;
 
 use crate::lanes::LANES;
 use shadow::Shadow;
+use std::ops::Range;
 
 /// The units of one warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,10 +127,23 @@ struct Clock {
     waits: u32,
 }
 
+/// The grid that clusters belong to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    /// Whether there are other devices.
+    pub(crate) several: bool,
+    pub(crate) device: u32,
+    /// The number of the grid among those of its device.
+    pub(crate) launch: u32,
+    /// The numbers of its clusters among those of all grids.
+    pub(crate) clusters: Range<u32>,
+}
+
 /// The hazard state of one cluster.
 pub(crate) struct Hazards {
-    /// Which cluster of the grid this is.
+    /// Which cluster this is.
     cluster: u32,
+    origin: Origin,
     warps_per_cta: u32,
     clocks: Vec<Clock>,
     /// The lanes of the running instruction (with those that have exited), and the first that runs.
@@ -141,6 +155,8 @@ pub(crate) struct Hazards {
     locations: std::collections::HashMap<u64, Released>,
     /// Per CTA: the views of its warps at their exits.
     exits: Vec<View>,
+    /// What all of them knew of other devices.
+    pub(crate) learned: View,
     /// Who touched tensor memory, once somebody has.
     tensor: Option<Box<tensor::TensorShadow>>,
 }
@@ -151,15 +167,25 @@ impl Hazards {
         self.shadow.bytes() + self.locations.len() as u64 * 128
     }
 
-    pub(crate) fn new(cluster: u32, warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
+    /// The state at the start of a cluster of the grid, by its index, whose threads know of `known`.
+    pub(crate) fn new(
+        (origin, index, known): (&Origin, u32, &View),
+        warps: usize,
+        ctas: usize,
+        base: u32,
+        bytes: u32,
+    ) -> Hazards {
         let clock = |w: u32| {
-            let mut class = Class { lanes: u32::MAX, agent: w * UNITS, ..Class::default() };
+            let mut class =
+                Class { lanes: u32::MAX, agent: w * UNITS, now: known.clone(), ..Class::default() };
             class.bump();
             class.since = class.tick;
             Clock { classes: vec![class], ..Clock::default() }
         };
         Hazards {
-            cluster,
+            cluster: origin.clusters.start + index,
+            origin: origin.clone(),
+            learned: View::default(),
             warps_per_cta: (warps / ctas.max(1)).max(1) as u32,
             clocks: (0..warps as u32).map(clock).collect(),
             selected: u32::MAX,
@@ -183,9 +209,15 @@ impl Hazards {
         self.agents - 1
     }
 
+    /// Its number among the clusters of all grids.
+    pub(crate) fn number(&self) -> u32 {
+        self.cluster
+    }
+
     /// Where a warp's threads sit.
     pub(crate) fn seat(&self, warp: u32) -> Seat {
-        Seat { cluster: self.cluster, cta: warp / self.warps_per_cta }
+        let Origin { device, launch, .. } = self.origin;
+        Seat { device, launch, cluster: self.cluster, cta: warp / self.warps_per_cta }
     }
 
     /// Whether some warp of an exiting CTA has waited for this tick.

@@ -2,7 +2,7 @@
 
 use super::Scope;
 use super::view::{View, get, join};
-use super::{ByScope, Class, Clock, Event, Hazards, Released, Unit};
+use super::{ByScope, Class, Clock, Event, GlobalEvent, Hazards, Released, Unit};
 use crate::lanes::{LANES, lanes};
 
 impl Hazards {
@@ -148,7 +148,7 @@ impl Hazards {
     }
 
     /// The same for a location, whoever may come to read it.
-    pub(super) fn release_to(&mut self, warp: u32, release: bool, scope: Scope, into: &mut Released) {
+    pub(crate) fn release_to(&mut self, warp: u32, release: bool, scope: Scope, into: &mut Released) {
         self.vouch(warp);
         let seat = self.seat(warp);
         for c in self.selected(warp) {
@@ -159,6 +159,19 @@ impl Hazards {
             }
             c.bump();
         }
+    }
+
+    /// Whether the selected lanes come after an access to global memory.
+    pub(crate) fn comes_after(&mut self, warp: u32, x: &GlobalEvent) -> bool {
+        let here = x.seat.cluster == self.cluster;
+        self.selected(warp).any(|c| match here {
+            true => x.event.agent == c.agent || c.now.has(x.event.agent, x.event.tick),
+            false => {
+                let other = c.now.others.get(&x.seat.cluster);
+                c.now.knows_end(x.seat.device, x.seat.launch)
+                    || other.is_some_and(|ticks| get(&ticks.seen, x.event.agent) >= x.event.tick)
+            }
+        })
     }
 
     /// The agent of a lane's own `cp.async`.
@@ -216,6 +229,9 @@ impl Hazards {
         for c in &self.clocks[warp as usize].classes {
             self.exits[cta].join(&c.now);
             self.exits[cta].join(&c.passed);
+            if self.origin.several {
+                self.learned.join_foreign(&c.now, &self.origin.clusters);
+            }
         }
     }
 

@@ -91,6 +91,7 @@ impl Hazards {
     pub(crate) fn knows_predecessor_done(&mut self, warp: u32, lane: u8) -> bool {
         let agent = self.predecessor();
         let view = &self.class(warp, lane).now;
-        view.has(agent, 1) || view.others.values().any(|ticks| super::view::get(&ticks.seen, agent) >= 1)
+        let knows = |ticks: &super::view::Ticks| super::view::get(&ticks.seen, agent) >= 1;
+        view.has(agent, 1) || view.others.range(self.origin.clusters.clone()).any(|other| knows(other.1))
     }
 }

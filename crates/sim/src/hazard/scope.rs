@@ -7,13 +7,18 @@ use super::view::View;
 pub(crate) enum Scope {
     Cta,
     Cluster,
-    /// The GPU, and what is beyond it.
     Gpu,
+    /// All GPUs, and the host.
+    Sys,
 }
 
 /// The place of a thread, as far as scopes tell threads apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seat {
+    pub(crate) device: u32,
+    /// The number of the grid among those of its device.
+    pub(crate) launch: u32,
+    /// The cluster, by its number among all of the world.
     pub(crate) cluster: u32,
     /// The CTA, by its rank in the cluster.
     pub(crate) cta: u32,
@@ -25,7 +30,8 @@ impl Seat {
         match () {
             () if self == other => Scope::Cta,
             () if self.cluster == other.cluster => Scope::Cluster,
-            () => Scope::Gpu,
+            () if self.device == other.device => Scope::Gpu,
+            () => Scope::Sys,
         }
     }
 }
@@ -75,10 +81,21 @@ pub(crate) struct Released(Vec<(Seat, Scope, View)>);
 
 impl Released {
     pub(super) fn add(&mut self, from: Seat, scope: Scope, view: &View) {
+        // What an earlier grid of the device has released is part of what this one knows.
+        self.0.retain(|part| part.0.device != from.device || part.0.launch == from.launch || part.1 > scope);
         match self.0.iter_mut().find(|part| (part.0, part.1) == (from, scope)) {
             Some(part) => part.2.join(view),
             None => self.0.push((from, scope, view.clone())),
         }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds what was released elsewhere.
+    pub(super) fn join(&mut self, other: &Released) {
+        other.0.iter().for_each(|(from, scope, view)| self.add(*from, *scope, view));
     }
 
     /// The views that a thread gets by an access with this scope, and the distances that they come from.

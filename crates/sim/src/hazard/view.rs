@@ -1,6 +1,7 @@
 //! Vector clocks: up to which tick of every agent somebody has synchronized.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What a warp, or a barrier on its behalf, has synchronized with.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +15,8 @@ pub(crate) struct View {
     past: Vec<u32>,
     /// The same for other clusters, with which only global memory synchronizes.
     pub(super) others: BTreeMap<u32, Ticks>,
+    /// How many grids of each device are known to have ended, where there are several devices.
+    pub(super) grids: Vec<u32>,
 }
 
 /// The ticks of one cluster's agents: seen as such, through a proxy fence for shared and for global memory, and
@@ -58,6 +61,39 @@ impl View {
         for (cluster, ticks) in &other.others {
             self.others.entry(*cluster).or_default().join(ticks);
         }
+        join(&mut self.grids, &other.grids);
+    }
+
+    /// Whether a grid of a device is known to have ended.
+    pub(super) fn knows_end(&self, device: u32, launch: u32) -> bool {
+        get(&self.grids, device) > launch
+    }
+
+    /// Takes what a view knows of clusters that are not among `own`.
+    pub(crate) fn join_foreign(&mut self, other: &View, own: &Range<u32>) {
+        for (cluster, ticks) in other.others.iter().filter(|(cluster, _)| !own.contains(cluster)) {
+            self.others.entry(*cluster).or_default().join(ticks);
+        }
+        join(&mut self.grids, &other.grids);
+    }
+
+    /// The first `grids` of a device have ended.
+    pub(crate) fn raise_grids(&mut self, device: u32, grids: u32) {
+        let i = device as usize;
+        if self.grids.len() <= i {
+            self.grids.resize(i + 1, 0);
+        }
+        self.grids[i] = self.grids[i].max(grids);
+    }
+
+    /// Forgets of clusters what follows from the end of their grids: device and number of the grid of each.
+    pub(crate) fn forget_ended(&mut self, grid_of: impl Fn(u32) -> (u32, u32)) {
+        let grids = std::mem::take(&mut self.grids);
+        self.others.retain(|cluster, _| {
+            let (device, launch) = grid_of(*cluster);
+            get(&grids, device) <= launch
+        });
+        self.grids = grids;
     }
 
     /// Everything in the other view is over.
@@ -95,6 +131,7 @@ impl View {
         self.mapped.clear();
         self.past.clear();
         self.others.clear();
+        self.grids.clear();
     }
 
     /// The ticks of the view's own cluster.
@@ -105,15 +142,15 @@ impl View {
     }
 
     /// The view of a cluster that knows these ticks of all clusters.
-    pub(super) fn of_clusters(mut clusters: BTreeMap<u32, Ticks>, own: u32) -> View {
+    pub(super) fn of_clusters(mut clusters: BTreeMap<u32, Ticks>, own: u32, grids: Vec<u32>) -> View {
         let Ticks { seen, proxied, proxied_global, mapped } = clusters.remove(&own).unwrap_or_default();
-        View { seen, proxied, proxied_global, mapped, past: Vec::new(), others: clusters }
+        View { seen, proxied, proxied_global, mapped, past: Vec::new(), others: clusters, grids }
     }
 
     /// What a thread of cluster `to` learns from a view of cluster `from`.
     pub(super) fn between(&self, from: u32, to: u32) -> View {
         let mut clusters = self.others.clone();
         clusters.insert(from, self.own());
-        View::of_clusters(clusters, to)
+        View::of_clusters(clusters, to, self.grids.clone())
     }
 }

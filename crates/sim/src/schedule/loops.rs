@@ -1,12 +1,13 @@
 //! Loops that never end: a warp that comes back to the same registers while nothing happens in the grid.
 
-use super::Grid;
+use super::{Grid, Shared};
 use crate::decode::isa::Op;
 use crate::error::{Fault, FaultKind};
 use crate::exec::cluster::Cluster;
 use crate::exec::warp::Warp;
 use crate::exec::{self, WarpStatus};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Instructions without effect on anything else after which loops are looked for.
 pub(super) const LOOK_AFTER: u64 = 500_000;
@@ -42,17 +43,22 @@ impl WarpState {
     }
 }
 
-impl Grid<'_> {
+impl Grid {
     /// The fault of a grid in which nothing has happened for long, where that follows from a loop: one that reads no
-    /// memory, or loops of all warps that can run.
-    pub(super) fn endless(&mut self, live: &mut [Cluster]) -> Result<Option<Fault>, Fault> {
-        let (mut loops, mut others) = (Vec::new(), false);
+    /// memory, or loops of all warps that can run where no other grid changes memory (`alone`).
+    pub(super) fn endless(
+        &mut self,
+        live: &mut [Cluster],
+        shared: &mut Shared<'_>,
+        alone: bool,
+    ) -> Result<Option<Fault>, Fault> {
+        let (mut loops, mut others) = (Vec::new(), !alone);
         for (index, cluster) in live.iter_mut().enumerate() {
             for w in 0..cluster.warps.len() {
                 if cluster.warps[w].groups.iter().all(|group| group.wait.is_some()) {
                     continue;
                 }
-                match self.walk(cluster, w)? {
+                match self.walk(cluster, w, shared)? {
                     Some(code) => loops.push(Loop { cluster: index, warp: w, code }),
                     None => others = true,
                 }
@@ -61,17 +67,23 @@ impl Grid<'_> {
                 }
             }
         }
-        let kernel = self.kernel;
+        let kernel = &self.kernel;
         let reads = |l: &Loop| {
             l.code.iter().any(|pc| !matches!(kernel.code[*pc as usize].op, Op::Scalar(_) | Op::Control(_)))
         };
         let found = loops.iter().position(|l| !reads(l)).or((!others && !loops.is_empty()).then_some(0));
-        Ok(found.map(|i| self.describe_loop(&loops[i], live, reads(&loops[i]))))
+        let found = found.map(|i| (i, reads(&loops[i])));
+        Ok(found.map(|(i, reads)| self.describe_loop(&loops[i], live, shared, reads)))
     }
 
     /// Steps a warp until it is where it was, with the same registers: the instructions in between. None if that does
     /// not happen, or if it waits, polls or does something on the way.
-    fn walk(&mut self, cluster: &mut Cluster, w: usize) -> Result<Option<BTreeSet<u32>>, Fault> {
+    fn walk(
+        &mut self,
+        cluster: &mut Cluster,
+        w: usize,
+        shared: &mut Shared<'_>,
+    ) -> Result<Option<BTreeSet<u32>>, Fault> {
         let mut warp = std::mem::take(&mut cluster.warps[w]);
         let before = (self.progress, self.polls);
         let start = WarpState::of(&warp);
@@ -80,7 +92,7 @@ impl Grid<'_> {
         let mut found = Ok(None);
         for _ in 0..LONGEST {
             code.extend(warp.groups.iter().filter(|group| group.wait.is_none()).map(|group| group.pc));
-            let turn = exec::run(&mut warp, &mut self.cx(cluster), 1);
+            let turn = exec::run(&mut warp, &mut self.cx(cluster, shared), 1);
             match turn {
                 Ok(WarpStatus::Ran) => {}
                 Ok(_) => break,
@@ -101,8 +113,14 @@ impl Grid<'_> {
         found
     }
 
-    fn describe_loop(&mut self, found: &Loop, live: &mut [Cluster], reads: bool) -> Fault {
-        let kernel = self.kernel;
+    fn describe_loop(
+        &mut self,
+        found: &Loop,
+        live: &mut [Cluster],
+        shared: &mut Shared<'_>,
+        reads: bool,
+    ) -> Fault {
+        let kernel = &Arc::clone(&self.kernel);
         let lines: BTreeSet<u32> = found.code.iter().map(|pc| kernel.code[*pc as usize].line).collect();
         let (from, to) = (lines.first().copied().unwrap_or(0), lines.last().copied().unwrap_or(0));
         let why = match reads {
@@ -112,7 +130,7 @@ impl Grid<'_> {
         let lines = if from == to { format!("line {from}") } else { format!("lines {from} to {to}") };
         let message = format!("a loop never ends: {lines} of the PTX repeat with the same registers{why}");
         let mut fault = Fault::new(FaultKind::EndlessLoop, message);
-        let cx = self.cx(&mut live[found.cluster]);
+        let cx = self.cx(&mut live[found.cluster], shared);
         let last = found.code.last().copied().unwrap_or(0);
         fault.at = Some(Box::new(cx.place(found.warp as u32, last)));
         let name = |r: &crate::decode::isa::Reg| kernel.registers[r.index()].clone();

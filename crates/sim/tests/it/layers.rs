@@ -23,6 +23,7 @@ const ORDER: &[&[&str]] = &[
     // Which warp runs, and when asynchronous work happens.
     &["schedule", "module", "mutate"],
     &["machine"],
+    &["world"],
 ];
 
 #[test]

@@ -34,3 +34,4 @@ mod tensor;
 mod tensor_maps;
 mod tensor_memory;
 mod tma;
+mod world;

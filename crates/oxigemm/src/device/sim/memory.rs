@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use oxigemm_sim::Memory;
+
 use super::Sim;
 use crate::error::{Error, Result};
 
@@ -9,7 +11,8 @@ impl Sim {
     /// Memory that nothing was written to yet.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         self.refuse_in_capture("an allocation")?;
-        let address = self.inner.machine.lock()?.memory.try_allocate(bytes);
+        let rank = self.rank();
+        let address = self.with_memory(false, |memory| memory.try_allocate_on(rank, bytes))?;
         address.ok_or_else(|| Error::OutOfMemory { device: "sim".to_owned(), bytes })
     }
 
@@ -22,29 +25,38 @@ impl Sim {
 
     pub(crate) fn free(&self, address: u64) {
         // The address is that of an allocation: its owner calls this once.
-        if let Ok(mut machine) = self.inner.machine.lock() {
-            let _ = machine.memory.free(address);
+        let _ = self.with_memory(false, |memory| memory.free(address));
+    }
+
+    /// Lets `use_it` use the memory; `waits` where kernels before have ended for the host that does so.
+    fn with_memory<R>(&self, waits: bool, use_it: impl FnOnce(&mut Memory) -> R) -> Result<R> {
+        if let Some(ranks) = self.ranks() {
+            return ranks.memory(use_it);
         }
+        let mut machine = self.inner().machine.lock()?;
+        if waits {
+            machine.synchronize();
+        }
+        Ok(use_it(&mut machine.memory))
     }
 
     /// Shows bytes to `look`.
     pub(crate) fn read<R>(&self, at: Range<u64>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         self.refuse_in_capture("a read by the host")?;
-        let mut machine = self.inner.machine.lock()?;
         // The host and copies in the stream wait for the kernels before them.
-        machine.synchronize();
-        machine.memory.read(at.start, (at.end - at.start) as usize).map(look).map_err(host_access)
+        self.with_memory(true, |memory| {
+            memory.read(at.start, (at.end - at.start) as usize).map(look).map_err(host_access)
+        })?
     }
 
     /// Writes pieces, each at its address.
     pub(crate) fn write<'a>(&self, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
         self.refuse_in_capture("a write by the host")?;
-        let mut machine = self.inner.machine.lock()?;
-        machine.synchronize();
-        for (address, piece) in pieces {
-            machine.memory.write(address, piece).map_err(host_access)?;
-        }
-        Ok(())
+        self.with_memory(true, |memory| {
+            pieces
+                .into_iter()
+                .try_for_each(|(address, piece)| memory.write(address, piece).map_err(host_access))
+        })?
     }
 
     /// Fills rows of `width` bytes with zeros.

@@ -9,6 +9,7 @@
 
 mod guard;
 mod memory;
+mod ranks;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -16,13 +17,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use oxigemm_cuda::TiledTensor;
 use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as GRID_BARRIER_BYTES;
 use oxigemm_kernels::gemm::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
 use oxigemm_kernels::gemm::scheduler::dynamic::WORKSPACE_BYTES as COUNTER_BYTES;
 use oxigemm_kernels::{Arch, KernelId, Target};
-use oxigemm_sim::{FaultKind, Interrupt, Launch, Machine, Module, Options, Report};
+use oxigemm_sim::{FaultKind, Interrupt, Launch, Machine, Module, Options, Report, World};
 use oxigemm_threads::{Pool, wait};
 
 use super::backend::Backend;
@@ -36,6 +38,8 @@ use super::workspace::Workspaces;
 use super::workspace::grid_barrier::{GRID_BARRIERS_BYTES, GridBarriers, Owner};
 use crate::error::{Error, Result};
 use guard::Guarded;
+use ranks::Ranks;
+pub use ranks::SimRank;
 
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
 ///
@@ -66,7 +70,15 @@ use guard::Guarded;
 /// ```
 #[derive(Clone)]
 pub struct Sim {
-    inner: Arc<Inner>,
+    devices: Arc<Devices>,
+    rank: usize,
+}
+
+/// One device, or those of a world.
+struct Devices {
+    all: Vec<Inner>,
+    /// Where there are several: their memory, and the hosts that use them.
+    ranks: Option<Arc<Ranks>>,
 }
 
 /// Work of a stream: done at once, or captured and done whenever its graph is launched.
@@ -141,49 +153,160 @@ impl Sim {
     /// ```
     #[must_use]
     pub fn with_options(options: Options) -> Sim {
-        static OPENED: AtomicU32 = AtomicU32::new(0);
-        let (arch, target) = arch_of(&options);
-        Sim {
-            inner: Arc::new(Inner {
-                number: OPENED.fetch_add(1, Ordering::Relaxed),
-                limits: limits_of(arch),
-                target,
-                machine: Guarded::default(),
-                options: Mutex::new(options),
-                kernels: Mutex::default(),
-                last: Mutex::default(),
-                recent: Mutex::default(),
-                workspaces: Workspaces::default(),
-                zeroed_workspaces: Workspaces::default(),
-                grid_barriers: GridBarriers::default(),
-                tensor_maps: Mutex::default(),
-                extensions: Extensions::default(),
-                capturing: Mutex::default(),
-            }),
+        Sim { devices: Arc::new(Devices { all: vec![Inner::new(options)], ranks: None }), rank: 0 }
+    }
+
+    /// A new world: several GPUs, each with memory and workspaces of its own, that read and write the memory of each
+    /// other by its addresses. Their kernels are in flight at the same time where [`Sim::each_rank`] gives each device
+    /// a host.
+    ///
+    /// ```
+    /// use oxigemm::sim::{Launch, Module, Options, Param};
+    /// use oxigemm::{DType, Sim, Tensor};
+    /// use std::sync::Arc;
+    ///
+    /// // Adds one to a counter in the memory of rank 0 and waits until every rank has.
+    /// let barrier = Arc::new(Module::parse(
+    ///     ".version 8.0\n.target sm_90a\n.address_size 64
+    ///     .visible .entry barrier(.param .u64 at, .param .u32 count) {
+    ///         .reg .b64 a; .reg .b32 n, x; .reg .pred p;
+    ///         ld.param.u64 a, [at]; ld.param.u32 n, [count];
+    ///         red.release.sys.global.add.u32 [a], 1;
+    ///         again: ld.acquire.sys.global.u32 x, [a]; setp.lt.u32 p, x, n; @p bra again; ret;
+    ///     }",
+    /// )?);
+    /// let world = Sim::world(2, Options::default())?;
+    /// let outcomes = world[0].each_rank(|rank| -> oxigemm::Result<()> {
+    ///     let counter = Tensor::zeros(DType::I32, &[1], &rank.device())?;
+    ///     // The hosts tell each other where their counters are.
+    ///     let counters = rank.meet(counter.address())?;
+    ///     let launch = Launch {
+    ///         entry: "barrier".to_owned(),
+    ///         grid: [1; 3],
+    ///         cluster: None,
+    ///         block: [1; 3],
+    ///         shared_bytes: 0,
+    ///         params: vec![Param::U64(counters[0]), Param::U32(rank.size() as u32)],
+    ///     };
+    ///     rank.sim().launch_module(&barrier, &launch)?;
+    ///     rank.meet(0)?;
+    ///     Ok(())
+    /// })?;
+    /// outcomes.into_iter().collect::<oxigemm::Result<()>>()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Ranks`] if there are none or more than 16.
+    pub fn world(devices: usize, options: Options) -> Result<Vec<Sim>> {
+        if !(1..=World::MAX_DEVICES).contains(&devices) {
+            let reason = format!("a world has 1 to {} devices, not {devices}", World::MAX_DEVICES);
+            return Err(Error::Ranks { reason });
         }
+        let all = (0..devices).map(|_| Inner::new(options.clone())).collect();
+        let devices = Arc::new(Devices { all, ranks: Some(Arc::new(Ranks::new(devices))) });
+        Ok(Sim { devices, rank: 0 }.peers())
+    }
+
+    /// All devices of its world, itself among them, by rank.
+    #[must_use]
+    pub fn peers(&self) -> Vec<Sim> {
+        (0..self.devices.all.len()).map(|rank| Sim { rank, ..self.clone() }).collect()
+    }
+
+    /// Its number in its world.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The rank whose memory an address lies in.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], where a kernel ran when this process was forked.
+    pub fn owner(&self, address: u64) -> Result<usize> {
+        self.ranks().map_or(Ok(0), |ranks| ranks.owner(address))
+    }
+
+    /// Takes part in its world with this rank: where another rank that takes part launches a kernel, it runs when this
+    /// one has launched one as well, or waits for the other hosts, or has left (the [`SimRank`] is dropped).
+    ///
+    /// All ranks should have joined before the first launches: [`Sim::each_rank`] sees to it.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`] where the device is alone, or has joined already.
+    pub fn take_part(&self) -> Result<SimRank> {
+        let alone =
+            || Error::Ranks { reason: "this device has no peers: Sim::world makes several".to_owned() };
+        SimRank::join(self.clone(), Arc::clone(self.devices.ranks.as_ref().ok_or_else(alone)?))
+    }
+
+    /// Does work for every rank of its world, each on a thread of its own, and gives the results by rank. A rank leaves
+    /// when its work is done.
+    ///
+    /// # Errors
+    /// As [`Sim::take_part`].
+    ///
+    /// # Panics
+    /// If the work of a rank does; the others see that it has left.
+    pub fn each_rank<R: Send>(&self, work: impl Fn(&SimRank) -> R + Sync) -> Result<Vec<R>> {
+        let ranks = self.peers().iter().map(Sim::take_part).collect::<Result<Vec<SimRank>>>()?;
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || work(&rank))).collect();
+            let joined: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            Ok(joined.into_iter().map(|r| r.unwrap_or_else(|panic| resume_unwind(panic))).collect())
+        })
+    }
+
+    /// How long the ranks of its world wait for the host of one that takes part, 10 minutes if nothing is said.
+    pub fn set_patience(&self, patience: Duration) {
+        if let Some(ranks) = self.ranks() {
+            ranks.set_patience(patience);
+        }
+    }
+
+    /// Runs a kernel of any PTX to its end, under its options and with the rules for kernels of the library.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] with what is wrong; what else a call of the library reports.
+    pub fn launch_module(&self, module: &Arc<Module>, launch: &Launch) -> Result<Report> {
+        self.refuse_in_capture("a launch of other PTX")?;
+        let (module, launch) = (Arc::clone(module), launch.clone());
+        self.perform(&Work::Kernel { module, launch, programmatic: false })?;
+        Ok(self.last_report().unwrap_or_default())
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.devices.all[self.rank]
+    }
+
+    /// The hosts of its world, where it has peers.
+    fn ranks(&self) -> Option<&Ranks> {
+        self.devices.ranks.as_deref()
     }
 
     /// How the next kernels are run.
     #[must_use]
     pub fn options(&self) -> Options {
-        lock(&self.inner.options).clone()
+        lock(&self.inner().options).clone()
     }
 
     /// Changes how the next kernels are run.
     pub fn set_options(&self, options: Options) {
-        *lock(&self.inner.options) = options;
+        *lock(&self.inner().options) = options;
     }
 
     /// What planning knows of it.
     #[must_use]
     pub fn limits(&self) -> &Limits {
-        &self.inner.limits
+        &self.inner().limits
     }
 
     /// What the last kernel that came to its end did, with its timeline where the options asked for one.
     #[must_use]
     pub fn last_report(&self) -> Option<Report> {
-        lock(&self.inner.last).clone()
+        lock(&self.inner().last).clone()
     }
 
     /// Names of the last kernels that came to their end, at most 64, in order.
@@ -202,22 +325,22 @@ impl Sim {
     /// ```
     #[must_use]
     pub fn recent_kernels(&self) -> Vec<String> {
-        lock(&self.inner.recent).iter().cloned().collect()
+        lock(&self.inner().recent).iter().cloned().collect()
     }
 
     /// Which one it is: no two share memory.
     pub(crate) fn number(&self) -> u32 {
-        self.inner.number
+        self.inner().number
     }
 
     /// A thread of this device begins to capture a stream.
     pub(crate) fn begin_capture(&self) {
-        lock(&self.inner.capturing).push(std::thread::current().id());
+        lock(&self.inner().capturing).push(std::thread::current().id());
     }
 
     /// A capture of this thread ends.
     pub(crate) fn end_capture(&self) {
-        let (mut capturing, own) = (lock(&self.inner.capturing), std::thread::current().id());
+        let (mut capturing, own) = (lock(&self.inner().capturing), std::thread::current().id());
         if let Some(nth) = capturing.iter().position(|thread| *thread == own) {
             capturing.swap_remove(nth);
         }
@@ -225,7 +348,7 @@ impl Sim {
 
     /// Whether this thread captures a stream.
     pub(crate) fn is_capturing_here(&self) -> bool {
-        lock(&self.inner.capturing).contains(&std::thread::current().id())
+        lock(&self.inner().capturing).contains(&std::thread::current().id())
     }
 
     /// Refuses what the driver refuses to a thread that captures a stream.
@@ -241,10 +364,10 @@ impl Sim {
     fn clear_counters(&self) -> Result<()> {
         const { assert!(GRID_BARRIER_BYTES <= COUNTER_BYTES) };
         let zeros = [0; COUNTER_BYTES as usize];
-        let zeroed = self.inner.zeroed_workspaces.addresses().into_iter();
+        let zeroed = self.inner().zeroed_workspaces.addresses().into_iter();
         let zeroed = zeroed.map(|address| (address, &zeros[..]));
         // One grid barrier is all that is used.
-        let barrier = self.inner.grid_barriers.address();
+        let barrier = self.inner().grid_barriers.address();
         let barrier = barrier.map(|address| (address, &zeros[..GRID_BARRIER_BYTES as usize]));
         self.write(zeroed.chain(barrier))
     }
@@ -264,8 +387,8 @@ impl Sim {
                 let kernel = launch.entry.clone();
                 match self.execute(Arc::clone(module), launch.clone(), *programmatic)? {
                     Ok(report) => {
-                        *lock(&self.inner.last) = Some(report);
-                        let mut recent = lock(&self.inner.recent);
+                        *lock(&self.inner().last) = Some(report);
+                        let mut recent = lock(&self.inner().recent);
                         recent.push_back(kernel);
                         if recent.len() > RECENT_KERNELS {
                             recent.pop_front();
@@ -295,7 +418,10 @@ impl Sim {
     ) -> Result<Result<Report, oxigemm_sim::Fault>> {
         // The library's own kernels keep to what the manual promises; and the first fault ends the call.
         let options = Options { strict: true, keep_going: false, ..self.options() };
-        let mut machine = self.inner.machine.lock()?;
+        if let Some(ranks) = self.ranks() {
+            return ranks.launch(self.rank, &module, &launch, &options);
+        }
+        let mut machine = self.inner().machine.lock()?;
         let mut taken = std::mem::take(&mut *machine);
         let interrupt = Interrupt::default();
         taken.interrupt = interrupt.clone();
@@ -316,19 +442,19 @@ impl Sim {
 
     /// A kernel of the closed set, written and parsed once.
     pub(crate) fn module(&self, kernel: &KernelId) -> Result<Arc<Module>> {
-        if let Some(module) = lock(&self.inner.kernels).get(kernel) {
+        if let Some(module) = lock(&self.inner().kernels).get(kernel) {
             return Ok(Arc::clone(module));
         }
         // Without the lock, which a fork would leave locked in the child. A thread that was first keeps its own.
         let refuse = |reason: String| Error::Kernel { name: kernel.name(), reason };
-        let arch = self.inner.limits.arch;
+        let arch = self.inner().limits.arch;
         if kernel.arch() != arch {
             return Err(refuse(format!("it is written for {}, and the device is {arch}", kernel.arch())));
         }
-        let ptx = kernel.build().and_then(|ptx| ptx.for_target(self.inner.target));
+        let ptx = kernel.build().and_then(|ptx| ptx.for_target(self.inner().target));
         let ptx = ptx.map_err(|error| refuse(error.to_string()))?;
         let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
-        Ok(Arc::clone(lock(&self.inner.kernels).entry(*kernel).or_insert(module)))
+        Ok(Arc::clone(lock(&self.inner().kernels).entry(*kernel).or_insert(module)))
     }
 
     /// Runs this PTX from now on where a kernel is asked for.
@@ -342,7 +468,7 @@ impl Sim {
         let kernel = kernel.into();
         let module = Module::parse(ptx)
             .map_err(|error| Error::Kernel { name: kernel.name(), reason: error.to_string() })?;
-        lock(&self.inner.kernels).insert(kernel, Arc::new(module));
+        lock(&self.inner().kernels).insert(kernel, Arc::new(module));
         Ok(())
     }
 }
@@ -353,11 +479,11 @@ impl Backend for Sim {
     type Stream<'a> = Option<&'a SimStream>;
 
     fn limits(&self) -> &Limits {
-        &self.inner.limits
+        &self.inner().limits
     }
 
     fn extensions(&self) -> &Extensions {
-        &self.inner.extensions
+        &self.inner().extensions
     }
 
     fn stream<'a>(&'a self, stream: Option<&'a Stream>) -> Result<Option<&'a SimStream>> {
@@ -419,14 +545,14 @@ impl Backend for Sim {
     }
 
     fn workspace(&self, stream: Option<&SimStream>, bytes: u64) -> Result<u64> {
-        self.inner.workspaces.at(SimStream::key(stream), bytes, |bytes| {
+        self.inner().workspaces.at(SimStream::key(stream), bytes, |bytes| {
             refuse_growth(stream)?;
             Ok((self.allocate(bytes as usize)?, ()))
         })
     }
 
     fn zeroed_workspace(&self, stream: Option<&SimStream>, bytes: u64) -> Result<u64> {
-        self.inner.zeroed_workspaces.at(SimStream::key(stream), bytes, |bytes| {
+        self.inner().zeroed_workspaces.at(SimStream::key(stream), bytes, |bytes| {
             refuse_growth(stream)?;
             Ok((self.zeros(bytes)?, ()))
         })
@@ -434,15 +560,15 @@ impl Backend for Sim {
 
     /// One for all: kernels run one after another, whatever their streams and graphs are.
     fn grid_barrier_workspace(&self, stream: Option<&SimStream>) -> Result<Option<u64>> {
-        if stream.is_some_and(SimStream::is_captured) && self.inner.grid_barriers.address().is_none() {
+        if stream.is_some_and(SimStream::is_captured) && self.inner().grid_barriers.address().is_none() {
             return Ok(None);
         }
         let all = Owner { stream: 0, capture: None };
-        self.inner.grid_barriers.of(all, || Ok((self.zeros(GRID_BARRIERS_BYTES)?, ())))
+        self.inner().grid_barriers.of(all, || Ok((self.zeros(GRID_BARRIERS_BYTES)?, ())))
     }
 
     fn tensor_map_workspace(&self, stream: Option<&SimStream>) -> Result<u64> {
-        let mut address = lock(&self.inner.tensor_maps);
+        let mut address = lock(&self.inner().tensor_maps);
         match *address {
             Some(address) => Ok(address),
             None => {
@@ -450,6 +576,43 @@ impl Backend for Sim {
                 Ok(*address.insert(self.zeros(TENSOR_MAP_BYTES.into())?))
             }
         }
+    }
+}
+
+impl Inner {
+    fn new(options: Options) -> Inner {
+        static OPENED: AtomicU32 = AtomicU32::new(0);
+        let (arch, target) = arch_of(&options);
+        Inner {
+            number: OPENED.fetch_add(1, Ordering::Relaxed),
+            limits: limits_of(arch),
+            target,
+            machine: Guarded::default(),
+            options: Mutex::new(options),
+            kernels: Mutex::default(),
+            last: Mutex::default(),
+            recent: Mutex::default(),
+            workspaces: Workspaces::default(),
+            zeroed_workspaces: Workspaces::default(),
+            grid_barriers: GridBarriers::default(),
+            tensor_maps: Mutex::default(),
+            extensions: Extensions::default(),
+            capturing: Mutex::default(),
+        }
+    }
+}
+
+/// `sim`, or of a world the name of this device: `sim:2xsm_90a/1`.
+impl fmt::Display for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.ranks().is_none() {
+            return f.write_str("sim");
+        }
+        write!(f, "sim:{}x{}", self.devices.all.len(), self.inner().target.name())?;
+        if self.rank > 0 {
+            write!(f, "/{}", self.rank)?;
+        }
+        Ok(())
     }
 }
 
@@ -461,7 +624,7 @@ impl Default for Sim {
 
 impl fmt::Debug for Sim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sim({}, {:?})", self.inner.number, self.options())
+        write!(f, "Sim({}, {:?})", self.inner().number, self.options())
     }
 }
 
