@@ -1,6 +1,6 @@
 //! A mixture of experts in one call, in the simulator and on the CPU, against the same in `f64`.
 
-use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8};
+use oxigemm::cast::{ScaleFormat, cast_blocks_to_fp4, per_block_cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
     Activation, DType, Device, Error, Gate, GemmOptions, MoeExperts, MoeProjection, MoeRouting, Tensor,
@@ -33,6 +33,9 @@ impl Weights {
                 [0, 1].map(|nth| Tensor::from_f32(DType::Bf16, &values[nth], &dims[nth], device).unwrap());
             return Weights { codes, scales: None, values, gated };
         }
+        if dtype == DType::U8 {
+            return Weights::fp4(dims, [numbers(0), numbers(1)], gated, device);
+        }
         let parts = [0, 1].map(|nth| {
             let [_, n, k] = dims[nth];
             let all = numbers(nth);
@@ -46,6 +49,22 @@ impl Weights {
                 Tensor::from_bytes(DType::E4m3, &codes, &dims[nth], device).unwrap(),
                 Tensor::from_slice(&scales, &blocks, device).unwrap(),
                 values,
+            )
+        });
+        let [(a, sfa, va), (b, sfb, vb)] = parts;
+        Weights { codes: [a, b], scales: Some([sfa, sfb]), values: [va, vb], gated }
+    }
+
+    /// MXFP4.
+    fn fp4(dims: [[usize; 3]; 2], numbers: [Vec<f32>; 2], gated: bool, device: &Device) -> Weights {
+        let parts = [0, 1].map(|nth| {
+            let [groups, n, k] = dims[nth];
+            let cast =
+                cast_blocks_to_fp4(&numbers[nth], groups * n, k, [1, 32], ScaleFormat::PowerOfTwo).unwrap();
+            (
+                Tensor::from_bytes(DType::U8, &cast.codes, &[groups, n, k / 2], device).unwrap(),
+                Tensor::from_slice(&cast.scales, &[groups, n, k / 32], device).unwrap(),
+                cast.dequantize(),
             )
         });
         let [(a, sfa, va), (b, sfb, vb)] = parts;
@@ -146,6 +165,8 @@ fn every_recipe_and_activation_is_the_mixture() {
         (DType::E4m3, true, gpt_oss, 40),
         (DType::Bf16, false, Gate::PLAIN, 3),
         (DType::E4m3, false, Gate::PLAIN, 21),
+        (DType::U8, true, gpt_oss, 3),
+        (DType::U8, true, Gate::PLAIN, 40),
     ];
     for (dtype, gated, gate, tokens) in cases {
         let topk = 3;

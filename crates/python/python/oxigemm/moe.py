@@ -138,7 +138,7 @@ def forward(
     weights   [T, C]                                         float32, contiguous
     gate_up   [E, 2I, K], gates first; [E, I, K] if not      bfloat16, or a pair: e4m3 with float32 scales of 128x128
               gated
-    down      [E, K, I]                                      the same
+    down      [E, K, I]                                      the same; or MXFP4, as ``deep_gemm.fp8_fp4_gemm_nt`` has it
     biases    [E, 2I], [E, K]                                float32 or bfloat16, or None
     out       [T, K]                                         bfloat16; made if None
     ========= ============================================== =======================================================
