@@ -43,9 +43,9 @@ def top_k(
     """Chooses the experts of each token from logits, [T, E] of float32 or bfloat16; E is 1 to 512, ``topk`` 1 to 32.
 
     ``scoring`` makes scores of logits: "softmax", "sigmoid" or "sqrtsoftplus". Experts are ranked by score plus
-    ``bias``, float32 [E]; without a bias by their logits. Ties go to the lower index, and NaN is below all numbers. Where
-    there are ``groups`` of neighbouring experts, the ``topk_groups`` best of them are chosen from: by the sum of their
-    two best experts, or by their "best" one. Weights are scores without the bias, divided by their sum where
+    ``bias``, float32 [E]; without a bias by their logits. Ties go to the lower index, and NaN is below all numbers.
+    Where there are ``groups`` of neighbouring experts, the ``topk_groups`` best of them are chosen from: by the sum of
+    their two best experts, or by their "best" one. Weights are scores without the bias, divided by their sum where
     ``renormalize`` says so, times ``scale``.
 
     ``token_mask`` is bool or uint8 [T]: tokens that are 0 are routed nowhere; so are those from ``token_count``, int32

@@ -1,4 +1,4 @@
-"""Mixture of experts: route tokens, permute them to the rows of their experts, and unpermute. For torch and for numpy."""
+"""Mixture of experts: route tokens, permute them to rows of experts, and unpermute. For torch and for numpy."""
 
 from __future__ import annotations
 
