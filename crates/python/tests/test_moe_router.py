@@ -95,7 +95,7 @@ def test_routing_of_hidden_states(device):
     assert np.allclose(weights.sum(1), 1, rtol=1e-6)
     out = np.zeros((6, 4), np.int32), np.zeros((6, 4), np.float32)
     found = run(device, "route", x, gate, 4, renormalize=True, out=out)
-    assert found.ids is out[0] and (out[0] == ids).all() and (out[1] == weights).all()
+    assert (found[0] == ids).all() and (out[0] == ids).all() and (out[1] == weights).all()
     permuted = run(device, "permute", ids, 24, 16)
     assert (permuted[3] >= 0).all()
 
@@ -129,7 +129,10 @@ WRONG = [
     (lambda: moe.top_k(LOGITS, 2, expert_mask=[True] * 8), "expert_mask"),
     (lambda: moe.top_k(LOGITS, 2, token_count=np.ones(2, np.int32)), "token_count"),
     (lambda: moe.top_k(LOGITS, 2, map=np.ones(8, np.int64)), "map"),
-    (lambda: moe.top_k(LOGITS, 2, out=(np.zeros((4, 3), np.int32), np.zeros((4, 2), np.float32))), "weights"),
+    (lambda: moe.top_k(LOGITS, 2, out=(np.zeros((4, 3), np.int32), np.zeros((4, 2), np.float32))), "ids"),
+    (lambda: moe.top_k(LOGITS, 2, out=(np.zeros((4, 2), np.int32), np.zeros((4, 3), np.float32))), "weights"),
+    (lambda: moe.top_k(LOGITS, 2, out=(np.zeros((4, 2), np.int64), np.zeros((4, 2), np.float32))), "ids"),
+    (lambda: moe.top_k(LOGITS, 2, out=[1, 2]), "out"),
     (lambda: moe.route(LOGITS, LOGITS, 2), "x"),
     (lambda: moe.route(LOGITS.astype(BF16), normals(4, 16).astype(BF16), 2), "gate"),
     (lambda: moe.route(LOGITS[:, :7].astype(BF16), LOGITS[:, :7].astype(BF16), 2), "x"),

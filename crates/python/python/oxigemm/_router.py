@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional, Tuple
 from . import _call
 from . import _oxigemm as _C
 from ._arrays import dtype_name, empty, expect_bool, expect_choice, expect_elements, expect_int, expect_matrix, is_torch
+from .errors import ArgumentError, ArgumentTypeError
 
 _SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 _GROUP_SCORES = ("sum_of_two", "best")
@@ -132,6 +133,11 @@ def _outputs(like: Any, tokens: int, topk: int, out: Optional[Tuple[Any, Any]]) 
     topk = expect_int("topk", topk, 1, _MOST)
     if out is None:
         return Routing(empty(like, (tokens, topk), "int32"), empty(like, (tokens, topk), "float32"))
-    ids, weights = out
-    expect_matrix("ids", ids)
-    return Routing(ids, weights)
+    if not isinstance(out, tuple) or len(out) != 2:
+        message = f"`out` has the wrong type: expected a tuple of ids and weights, found {type(out).__name__}"
+        raise ArgumentTypeError(message, "out")
+    for name, array in zip(Routing._fields, out):
+        if expect_matrix(name, array) != (tokens, topk):
+            message = f"`{name}` has the wrong shape: expected {(tokens, topk)}, found {tuple(array.shape)}"
+            raise ArgumentError(message, name)
+    return Routing(*out)
