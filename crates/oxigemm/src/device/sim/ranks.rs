@@ -374,6 +374,3 @@ impl Drop for SimRank {
         self.ranks.leave(self.sim.rank());
     }
 }
-
-#[cfg(test)]
-mod tests;
