@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oxigemm::sim::{FaultKind, Launch, Module, Options, Param, Policy};
-use oxigemm::{
-    Addend, DType, Device, Error, GemmOptions, Result, Sim, SimRank, Tensor, bf16, bf16_gemm_nt,
-};
+use oxigemm::{Addend, DType, Device, Error, GemmOptions, Result, Sim, SimRank, Tensor, bf16, bf16_gemm_nt};
 
 /// Writes `value` to the next rank's word, then waits at a barrier of `count`, and reads its own word.
 const EXCHANGE: &str = ".version 8.0\n.target sm_90a\n.address_size 64
