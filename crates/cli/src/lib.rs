@@ -39,7 +39,7 @@ struct Common {
     ///
     /// The simulator runs the same kernels on the CPU and looks for hazards; sim:lazy, or sim:N for any seed N, takes
     /// another schedule than the eager one. sim:sm_100a is a GPU of that target, also with a schedule:
-    /// sim:sm_100a:lazy. The CPU computes the reference.
+    /// sim:sm_100a:lazy; sim:2xsm_90a is the first of two that see each other's memory. The CPU computes the reference.
     #[arg(long, global = true, default_value = "auto", value_name = "DEVICE", value_parser = parse_device)]
     device: String,
     /// Write JSON for machines instead of text for people.

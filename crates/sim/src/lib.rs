@@ -66,6 +66,8 @@
 //!   the manual's bound and not always the hardware's bits.
 //! * **Programmatic launches** ([`Machine::run_dependent`]): every kernel runs to its end; an access that a GPU could
 //!   perform while the previous kernel still runs, and that conflicts with it, is a race.
+//! * **Several devices** ([`World`]): grids of all devices are in flight at once and reach each other's memory; only
+//!   releases and acquires of system scope order them.
 //! * **Without effect**: cache operators and policies, prefetches (addresses are checked).
 //!
 //! # Schedules

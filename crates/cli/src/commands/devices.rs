@@ -39,6 +39,7 @@ pub fn run(common: &Common, _: &Args) -> Outcome {
         "sim      {} simulated on {threads} threads; runs every kernel and finds its hazards",
         target_names().join(" or ")
     ));
+    print_line("sim:2x   several, at most 16, that see each other's memory: sim:2xsm_90a, sim:4xsm_100a");
     for gpu in &gpus {
         print_line(&describe(gpu));
     }

@@ -32,9 +32,9 @@ struct State {
     /// Ends the kernels that run.
     interrupt: Interrupt,
     hosts: Vec<Host>,
-    /// Meetings of the hosts so far, and what they said at the last one.
+    /// Meetings of the hosts so far, and what they said at the last one, or why it did not take place.
     meetings: u64,
-    said: Vec<u64>,
+    meeting: Result<Vec<u64>, String>,
     /// How long to wait for a host that does nothing here.
     patience: Duration,
     /// When a host did something last.
@@ -107,7 +107,7 @@ impl Ranks {
             interrupt: Interrupt::default(),
             hosts: (0..devices).map(|_| Host::default()).collect(),
             meetings: 0,
-            said: Vec::new(),
+            meeting: Ok(Vec::new()),
             patience: PATIENCE,
             moved: Instant::now(),
         };
@@ -181,7 +181,7 @@ impl Ranks {
         let mut state = self.idle()?;
         while state.hosts[rank].does != Does::Works || state.world.is_none() {
             // Another thread has launched a kernel of this rank.
-            state = self.pause(state, rank)?;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.hosts.iter().all(|host| !host.takes_part) && state.world().in_flight() == 0 {
             // One host uses them one after another.
@@ -211,15 +211,15 @@ impl Ranks {
         state.moves();
         loop {
             if state.meetings > meeting {
-                return Ok(state.said.clone());
+                return state.meeting.clone().map_err(|reason| Error::Ranks { reason });
             }
             if state.world.is_some() && state.all_meet() {
-                if let Some(left) = state.hosts.iter().position(|host| !host.takes_part) {
-                    state.hosts[rank].does = Does::Works;
-                    let reason = format!("rank {left} has left, and the others wait for its host");
-                    return Err(Error::Ranks { reason });
-                }
-                state.said = state.hosts.iter_mut().map(Host::speak).collect();
+                let missing = state.hosts.iter().position(|host| !host.takes_part);
+                let said = state.hosts.iter_mut().map(Host::speak).collect();
+                state.meeting = missing.map_or(Ok(said), |missing| {
+                    let why = if state.hosts[missing].has_left { "has left" } else { "takes no part" };
+                    Err(format!("rank {missing} {why}, and the others wait for its host"))
+                });
                 state.meetings += 1;
                 state.world().synchronize();
                 state.moves();
@@ -374,6 +374,3 @@ impl Drop for SimRank {
         self.ranks.leave(self.sim.rank());
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oxigemm_sim::{FaultKind, Launch, Module, Options, Param, Policy};
-
-use crate::error::{Error, Result};
-use crate::{Addend, DType, Device, GemmOptions, Sim, SimRank, Tensor, bf16_gemm_nt};
+use oxigemm::sim::{FaultKind, Launch, Module, Options, Param, Policy};
+use oxigemm::{Addend, DType, Device, Error, GemmOptions, Result, Sim, SimRank, Tensor, bf16, bf16_gemm_nt};
 
 /// Writes `value` to the next rank's word, then waits at a barrier of `count`, and reads its own word.
 const EXCHANGE: &str = ".version 8.0\n.target sm_90a\n.address_size 64
@@ -77,7 +75,7 @@ fn ranks_exchange_whatever_the_threads_of_the_hosts_do() {
 #[test]
 fn the_kernels_of_the_library_run_on_every_rank() {
     let gemm = |device: &Device| {
-        let x = Tensor::from_slice(&[crate::bf16::from_f32(1.5); 64 * 64], &[64, 64], device)?;
+        let x = Tensor::from_slice(&[bf16::from_f32(1.5); 64 * 64], &[64, 64], device)?;
         let mut d = Tensor::empty(DType::Bf16, &[64, 64], device)?;
         bf16_gemm_nt(&x, &x, Addend::None, &mut d, &GemmOptions::default())?;
         d.to_bytes()
