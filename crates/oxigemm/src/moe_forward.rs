@@ -1,5 +1,6 @@
 //! A mixture of experts in one call: from hidden states and their choices to the combined output.
 
+use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 use oxigemm_kernels::gemm::params::ScaleBlock;
 
 use crate::check::OutputFormat;
@@ -12,7 +13,6 @@ use crate::layers::Recipe;
 use crate::moe::{PermutedRows, moe_gather, moe_permute, moe_rows, moe_unpermute};
 use crate::quantize::gather_quantize;
 use crate::tensor::{DType, Tensor};
-use crate::{Activation, Gate};
 
 /// Where the rows of an expert begin: M-subtiles of the tensor core, so few rows are only padding.
 const ALIGNMENT: usize = 16;

@@ -2,6 +2,8 @@
 
 use oxigemm_kernels::moe::{Args, Config, THREADS};
 
+use crate::check::GemmLayout;
+use crate::check::gemm::tensors::Addend;
 use crate::check::{MoeRoute, MoeTopK, Operand, RouteProblem, Router, int};
 use crate::device::backend::{Backend, with_backend};
 use crate::device::launch::{Geometry, KernelLaunch};
@@ -13,7 +15,6 @@ use crate::gemm::raw::{RawGemm, RawMatrix, gemm_raw};
 use crate::launch::LaunchOptions;
 use crate::reference::router as on_cpu;
 use crate::tensor::{DType, Tensor};
-use crate::{Addend, GemmLayout};
 
 /// Routes tokens to experts, from hidden states: logits `x · gateᵀ` in FP32, then [`moe_top_k`].
 ///

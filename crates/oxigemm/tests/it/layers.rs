@@ -27,6 +27,8 @@ const ORDER: &[&[&str]] = &[
     &["attention", "hyper_connection", "moe", "router"],
     // Layers that own weights and call the functions.
     &["layers"],
+    // All of them for a mixture of experts.
+    &["moe_forward"],
 ];
 
 #[test]
