@@ -141,7 +141,7 @@ def test_float32_scales_are_cast_unless_that_is_disabled():
         deep_gemm.transform_sf_into_required_layout(a[1], 4, 128, (1, 128), disable_ue8m0_cast=True)
     oxigemm.set_device("cpu")
     deep_gemm.fp8_gemm_nt(a, b, found, disable_ue8m0_cast=True)
-    assert deep_gemm.get_arch_major() == 9
+    assert deep_gemm.get_arch_major() in (9, 10)  # that of a GPU, where there is one
     oxigemm.set_device("sim:sm_100a")
     assert deep_gemm.get_arch_major() == 10 and deep_gemm.get_num_sms() == 148
 
