@@ -204,7 +204,7 @@ def operator(operator: Operator, function: Function) -> str:
             value = f"_fused({value})"
         elif argument.annotation == "Pair":
             value = f"({value})"
-        elif (argument.schema or "").startswith(("int[]", "float[]")) and argument.name != "ks_cpu":
+        elif (argument.schema or "").startswith("int[]") and argument.name not in ("ks_cpu", "head_splits"):
             value = f"_tuple({value})"
         given[argument.name] = value
     kind = [

@@ -36,7 +36,7 @@ def _fp8_gemm_skip_head_mid(a, sfa, b, sfb, d, head_splits, recipe):
         d,
         None,
         None,
-        (1.0, 1.0, None, "none", False, _tuple(head_splits), None, False, None, 1.0, None),
+        (1.0, 1.0, None, "none", False, head_splits, None, False, None, 1.0, None),
     )
 
 
@@ -120,19 +120,7 @@ def _fp8_gemm_nt_fused(
         d,
         c,
         None,
-        (
-            alpha,
-            beta,
-            bias,
-            activation,
-            gated,
-            _tuple(head_splits),
-            d_scales,
-            power_of_two,
-            d_format,
-            tensor_scale,
-            _tuple(gate),
-        ),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -161,19 +149,7 @@ def _half_gemm_nt_fused(
         d,
         c,
         None,
-        (
-            alpha,
-            beta,
-            bias,
-            activation,
-            gated,
-            _tuple(head_splits),
-            d_scales,
-            power_of_two,
-            d_format,
-            tensor_scale,
-            _tuple(gate),
-        ),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -210,19 +186,7 @@ def _m_grouped_fp8_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, psum),
-        (
-            alpha,
-            beta,
-            bias,
-            activation,
-            gated,
-            _tuple(head_splits),
-            d_scales,
-            power_of_two,
-            d_format,
-            tensor_scale,
-            _tuple(gate),
-        ),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 
@@ -255,19 +219,7 @@ def _m_grouped_half_gemm_nt_fused(
         d,
         c,
         (grouped_layout, masked_m, expected_m, psum),
-        (
-            alpha,
-            beta,
-            bias,
-            activation,
-            gated,
-            _tuple(head_splits),
-            d_scales,
-            power_of_two,
-            d_format,
-            tensor_scale,
-            _tuple(gate),
-        ),
+        (alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two, d_format, tensor_scale, gate),
     )
 
 

@@ -59,17 +59,65 @@ def _nvfp4_by(x, codes, scales, tensor_scale):
     _C.quantize_nvfp4(x, codes, scales, tensor_scale, False)
 
 
-def _moe_forward(x, ids, weights, w1, s1, b1, w2, s2, b2, activation, gated, gate, scratch, out):
-    gate = None if gate is None else tuple(gate)
-    _C.moe_forward(x, ids, weights, (w1, s1, b1), (w2, s2, b2), activation, gated, gate, scratch, out)
+def _moe_forward(
+    x,
+    ids,
+    weights,
+    gate_up,
+    gate_up_scales,
+    gate_up_bias,
+    down,
+    down_scales,
+    down_bias,
+    activation,
+    gated,
+    gate,
+    scratch,
+    out,
+):
+    first, second = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
+    _C.moe_forward(x, ids, weights, first, second, activation, gated, gate, scratch, out)
 
 
-def _moe_top_k(logits, ids, weights, *rest):
-    _C.moe_top_k(logits, (ids, weights), rest[:5], rest[5:])
+def _moe_top_k(
+    logits,
+    ids,
+    weights,
+    bias,
+    token_mask,
+    token_count,
+    expert_mask,
+    map,
+    scoring,
+    groups,
+    topk_groups,
+    group_score,
+    renormalize,
+    scale,
+):
+    tensors = bias, token_mask, token_count, expert_mask, map
+    _C.moe_top_k(logits, (ids, weights), tensors, (scoring, groups, topk_groups, group_score, renormalize, scale))
 
 
-def _moe_route(x, gate, ids, weights, *rest):
-    _C.moe_route(x, gate, (ids, weights), rest[:5], rest[5:])
+def _moe_route(
+    x,
+    gate,
+    ids,
+    weights,
+    bias,
+    token_mask,
+    token_count,
+    expert_mask,
+    map,
+    scoring,
+    groups,
+    topk_groups,
+    group_score,
+    renormalize,
+    scale,
+):
+    tensors = bias, token_mask, token_count, expert_mask, map
+    _C.moe_route(x, gate, (ids, weights), tensors, (scoring, groups, topk_groups, group_score, renormalize, scale))
 
 
 _ROUTING = (

@@ -15,8 +15,8 @@ from ..errors import ArgumentError, ArgumentTypeError
 __all__ = ["Alpha", "BF16StochasticRounding", "FP8CastWithClamp", "FP8Quantization", "Identity"]
 
 #: The fields of the extension's epilogue: alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two,
-#: d_format, tensor_scale.
-Fused = Tuple[float, float, None, str, bool, None, Any, bool, None, float]
+#: d_format, tensor_scale, gate.
+Fused = Tuple[float, float, None, str, bool, None, Any, bool, None, float, None]
 
 
 class Identity:
@@ -141,7 +141,7 @@ def resolve(d: Any, alpha: Any, epilogue: Any) -> Tuple[Any, Optional[Fused]]:
         return d, None
     if sfd is not None:
         _expect_scales(d, sfd)
-    return d, (factor, 1.0, None, "none", False, None, sfd, False, None, 1.0)
+    return d, (factor, 1.0, None, "none", False, None, sfd, False, None, 1.0, None)
 
 
 def refuse(d: Any, alpha: Any, epilogue: Any) -> Any:
