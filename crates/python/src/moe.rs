@@ -87,28 +87,24 @@ impl Projection {
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
 fn moe_forward<'py>(
     py: Python<'py>,
-    x: &Bound<'py, PyAny>,
-    ids: &Bound<'py, PyAny>,
-    weights: &Bound<'py, PyAny>,
+    routed: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
     gate_up: Parts<'py>,
     down: Parts<'py>,
-    activation: &Bound<'py, PyAny>,
-    gated: bool,
-    gate: &Bound<'py, PyAny>,
+    between: (Bound<'py, PyAny>, bool, Bound<'py, PyAny>),
     scratch: &Bound<'py, PyAny>,
     out: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
     let mut call = Call::new(py, &[]);
-    let (x, ids) = (call.input("x", x)?, call.input("ids", ids)?);
-    let weights = call.input("weights", weights)?;
+    let ((x, ids, weights), (activation, gated, gate)) = (routed, between);
+    let (x, ids) = (call.input("x", &x)?, call.input("ids", &ids)?);
+    let weights = call.input("weights", &weights)?;
     let gate_up = Projection::read(&mut call, PROJECTIONS[0], &gate_up)?;
     let down = Projection::read(&mut call, PROJECTIONS[1], &down)?;
     let (scratch, out) = (call.output("scratch", scratch)?, call.output("out", out)?);
-    let activation = activation_of(py, &convert::<Cow<'_, str>>("activation", activation)?)?;
-    let gate = convert::<Option<(f32, f32, f32)>>("gate", gate)?;
+    let activation = activation_of(py, &convert::<Cow<'_, str>>("activation", &activation)?)?;
+    let gate = convert::<Option<(f32, f32, f32)>>("gate", &gate)?;
     let gate = gate.map_or(Gate::PLAIN, |(slope, limit, up_offset)| Gate { slope, limit, up_offset });
     call.run(|at| {
         let routing = MoeRouting { ids: at.get(ids), weights: at.get(weights) };

@@ -76,7 +76,7 @@ def _moe_forward(
     out,
 ):
     first, second = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
-    _C.moe_forward(x, ids, weights, first, second, activation, gated, gate, scratch, out)
+    _C.moe_forward((x, ids, weights), first, second, (activation, gated, gate), scratch, out)
 
 
 def _moe_top_k(

@@ -98,14 +98,10 @@ def moe_permute(ids: Any, alignment: int, tokens: Any, groups: Any, ends: Any, p
 def moe_unpermute(rows: Any, places: Any, weights: Any, out: Any) -> None: ...
 def moe_scratch_bytes(choices: Tuple[int, int], experts: Tuple[int, int, int], half: bool) -> int: ...
 def moe_forward(
-    x: Any,
-    ids: Any,
-    weights: Any,
+    routed: Tuple[Any, Any, Any],
     gate_up: Tuple[Any, Optional[Any], Optional[Any]],
     down: Tuple[Any, Optional[Any], Optional[Any]],
-    activation: str,
-    gated: bool,
-    gate: Optional[Tuple[float, float, float]],
+    between: Tuple[str, bool, Optional[Tuple[float, float, float]]],
     scratch: Any,
     out: Any,
 ) -> None: ...

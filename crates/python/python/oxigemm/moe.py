@@ -178,7 +178,7 @@ def forward(
     if _call.is_compiling():
         _call.ops().moe_forward(x, ids, weights, *first, *second, activation, gated, gate, scratch, out)
     else:
-        _C.moe_forward(x, ids, weights, first, second, activation, gated, gate, scratch, out)
+        _C.moe_forward((x, ids, weights), first, second, (activation, gated, gate), scratch, out)
     return out
 
 
