@@ -111,17 +111,15 @@ fn only_kernels_of_the_closed_set_have_mutants() {
 
 #[test]
 fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
-    // A half, as it is not optimized here: every other check.
-    let output = oxigemm(&["verify", "--quick", "--device", "cpu", "--part", "1/2"]);
+    // A third, as it is not optimized here: whichever checks these are.
+    let output = oxigemm(&["verify", "--quick", "--device", "cpu", "--part", "1/3"]);
     let text = stdout(&output);
     assert!(output.status.success(), "{text}");
     let last = text.lines().last().unwrap_or_default();
     assert!(last.contains(" passed, 0 failed") && last.contains("skipped"), "{text}");
-    assert!(text.contains("ok       random shapes and layouts"), "{text}");
-    assert!(
-        text.lines().any(|line| line.starts_with("skipped ") && line.contains(": this needs a GPU")),
-        "{text}"
-    );
+    for (result, what) in [("ok ", "random shapes and layouts"), ("skipped ", ": this needs a GPU")] {
+        assert!(text.lines().any(|line| line.starts_with(result) && line.contains(what)), "{text}");
+    }
 
     let of_zeros = ["verify", "--quick", "--device", "cpu", "--json", "--filter", "sizes of zero"];
     let lines = json(&of_zeros);
