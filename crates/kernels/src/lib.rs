@@ -11,6 +11,7 @@
 //! | [`attention`] | MQA logits of attention indexers |
 //! | [`hyper_connection`] | the GEMM before the norm of a hyper-connection |
 //! | [`moe`] | top-k of a mixture-of-experts router |
+//! | [`exchange`] | tokens of a mixture whose experts lie on several GPUs |
 //!
 //! Shapes, strides, cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is
 //! closed and small: [`KernelId::all`].
@@ -31,6 +32,7 @@
 mod arch;
 pub mod attention;
 pub mod common;
+pub mod exchange;
 pub mod gemm;
 pub mod hyper_connection;
 pub mod moe;

@@ -2,6 +2,7 @@
 
 use crate::arch::Arch;
 use crate::attention;
+use crate::exchange;
 use crate::gemm::{GemmKernel, pack_scales, transpose, transpose_k_grouped, unpack_scales};
 use crate::hyper_connection;
 use crate::moe;
@@ -39,6 +40,8 @@ pub enum KernelId {
     PackScales(Arch),
     /// Top-k of a mixture-of-experts router.
     MoeTopK(moe::Config),
+    /// A step of the exchange of tokens between ranks.
+    Exchange(Arch, exchange::Step),
 }
 
 impl KernelId {
@@ -58,6 +61,7 @@ impl KernelId {
                 KernelId::PackScales(arch),
             ])
             .chain(moe::Config::all(arch).map(KernelId::MoeTopK))
+            .chain(exchange::Step::ALL.map(|step| KernelId::Exchange(arch, step)))
     }
 
     /// The architecture the kernel is written for.
@@ -71,7 +75,8 @@ impl KernelId {
             | KernelId::Quantize(arch, _)
             | KernelId::TransposeKGrouped(arch)
             | KernelId::UnpackScales(arch)
-            | KernelId::PackScales(arch) => *arch,
+            | KernelId::PackScales(arch)
+            | KernelId::Exchange(arch, _) => *arch,
         }
     }
 
@@ -87,6 +92,7 @@ impl KernelId {
             KernelId::UnpackScales(arch) => arch.kernel_name(unpack_scales::NAME),
             KernelId::PackScales(arch) => arch.kernel_name(pack_scales::NAME),
             KernelId::MoeTopK(config) => config.name(),
+            KernelId::Exchange(arch, step) => arch.kernel_name(step.name()),
         }
     }
 
@@ -102,6 +108,7 @@ impl KernelId {
             KernelId::UnpackScales(arch) => unpack_scales::build(*arch),
             KernelId::PackScales(arch) => pack_scales::build(*arch),
             KernelId::MoeTopK(config) => config.build(),
+            KernelId::Exchange(arch, step) => step.build(*arch),
         }
     }
 
@@ -181,7 +188,8 @@ mod tests {
                 | KernelId::TransposeKGrouped(_)
                 | KernelId::UnpackScales(_)
                 | KernelId::PackScales(_)
-                | KernelId::MoeTopK(_) => true,
+                | KernelId::MoeTopK(_)
+                | KernelId::Exchange(..) => true,
             })
         };
         let text = |id: KernelId| {

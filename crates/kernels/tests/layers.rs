@@ -18,6 +18,8 @@ const ORDER: &[&[&str]] = &[
     &["gemm"],
     // The other operations.
     &["quantize", "attention", "hyper_connection", "moe"],
+    // Between GPUs.
+    &["exchange"],
     // All kernels.
     &["registry"],
 ];

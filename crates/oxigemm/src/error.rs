@@ -211,6 +211,12 @@ pub enum Error {
         /// Why, with the ranks that are missing.
         reason: String,
     },
+    /// The ranks of a group do not go on together.
+    #[error("the ranks of the group cannot go on together: {reason}")]
+    Group {
+        /// Why, with the rank at fault.
+        reason: String,
+    },
     /// The device has not enough memory.
     #[error("out of memory on {device}: {bytes} bytes were asked for")]
     OutOfMemory {
@@ -244,6 +250,25 @@ pub enum Error {
     Cuda(#[from] oxigemm_cuda::Error),
 }
 
+/// Errors of an argument.
+macro_rules! of_argument {
+    ($argument:ident) => {
+        Error::Rank { $argument, .. }
+            | Error::Value { $argument, .. }
+            | Error::Shape { $argument, .. }
+            | Error::Stride { $argument, .. }
+            | Error::DType { $argument, .. }
+            | Error::Alignment { $argument, .. }
+            | Error::Device { $argument, .. }
+            | Error::ScaleShape { $argument, .. }
+            | Error::ScaleLayout { $argument, .. }
+            | Error::NullPointer { $argument, .. }
+            | Error::Overlap { $argument, .. }
+            | Error::Overflow { $argument, .. }
+            | Error::Tma { $argument, .. }
+    };
+}
+
 impl Error {
     /// A call on addresses, of a device that has tensors only.
     pub(crate) fn no_raw_memory(device: &str) -> Error {
@@ -271,19 +296,7 @@ impl Error {
     #[must_use]
     pub fn argument(&self) -> Option<&'static str> {
         match self {
-            Error::Rank { argument, .. }
-            | Error::Value { argument, .. }
-            | Error::Shape { argument, .. }
-            | Error::Stride { argument, .. }
-            | Error::DType { argument, .. }
-            | Error::Alignment { argument, .. }
-            | Error::Device { argument, .. }
-            | Error::ScaleShape { argument, .. }
-            | Error::ScaleLayout { argument, .. }
-            | Error::NullPointer { argument, .. }
-            | Error::Overlap { argument, .. }
-            | Error::Overflow { argument, .. }
-            | Error::Tma { argument, .. } => Some(argument),
+            of_argument!(argument) => Some(argument),
             Error::DeviceName { .. }
             | Error::Config { .. }
             | Error::ConfigOperands { .. }
@@ -293,11 +306,20 @@ impl Error {
             | Error::Kernel { .. }
             | Error::Fault { .. }
             | Error::Ranks { .. }
+            | Error::Group { .. }
             | Error::OutOfMemory { .. }
             | Error::Interrupted
             | Error::Checkpoint { .. }
             | Error::Forked { .. }
             | Error::Cuda(_) => None,
         }
+    }
+
+    /// The same of an argument that has another name in the function that was called.
+    pub(crate) fn renamed(mut self, name: impl FnOnce(&'static str) -> &'static str) -> Error {
+        if let of_argument!(argument) = &mut self {
+            *argument = name(argument);
+        }
+        self
     }
 }

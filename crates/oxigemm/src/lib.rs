@@ -58,6 +58,7 @@ mod launch;
 pub mod layers;
 pub mod metrics;
 mod moe;
+mod moe_experts;
 mod moe_forward;
 mod parallel;
 pub mod plan;
@@ -91,7 +92,11 @@ pub use moe::{
     PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_gather, moe_permute, moe_permute_raw,
     moe_rows, moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
 };
-pub use moe_forward::{MoeExperts, MoeProjection, MoeRouting, moe_forward, moe_scratch_bytes};
+pub use moe_experts::{MoeExperts, MoeProjection};
+pub use moe_forward::{
+    MoeGroup, MoeGroupCall, MoeGroupShape, MoeRouting, moe_forward, moe_forward_group,
+    moe_group_scratch_bytes, moe_publish, moe_scratch_bytes,
+};
 pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 pub use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};

@@ -173,6 +173,7 @@ fn add_rows(
         places: places.describe(names[1]),
         weights: weights.map(|weights| weights.describe("weights")),
         out: out.describe("out"),
+        chosen_only: false,
     };
     let reference = || match call.check()? {
         Some(_) => on_cpu::unpermute(rows, places, weights, out),
@@ -343,6 +344,7 @@ pub unsafe fn moe_unpermute_raw(
         places: dense(("places", DType::I32), &choices, call.places, id),
         weights: Some(dense(("weights", DType::F32), &choices, call.weights, id)),
         out: dense(("out", DType::Bf16), &[call.token_count, call.columns], call.out, id),
+        chosen_only: false,
     };
     // SAFETY: the caller keeps the operands as described.
     unsafe { run_unpermute(device, &described, options) }
@@ -358,7 +360,7 @@ fn dense(kind: (&'static str, DType), dims: &[usize], address: u64, device: Devi
 
 /// # Safety
 /// As for [`moe_permute_raw`].
-unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOptions) -> Result<()> {
+pub(crate) unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
     let only = step(device, Config::MoePermute, args.launch())?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
@@ -367,7 +369,11 @@ unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOption
 
 /// # Safety
 /// As for [`moe_unpermute_raw`].
-unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOptions) -> Result<()> {
+pub(crate) unsafe fn run_unpermute(
+    device: &Device,
+    call: &MoeUnpermute,
+    options: &LaunchOptions,
+) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
     let only = step(device, Config::MoeUnpermute, unpermute_launch(&args))?;
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.

@@ -2,7 +2,7 @@
 
 use crate::kernel::Kernel;
 use crate::target::Needs;
-use crate::value::{Arg, Pred, Type, U32, Val};
+use crate::value::{Arg, Pred, Type, U32, U64, Val};
 
 /// Every lane of a warp.
 pub const FULL_WARP: u32 = 0xffff_ffff;
@@ -94,6 +94,14 @@ impl Kernel {
     #[track_caller]
     pub fn clock(&self) -> U32<'_> {
         self.special("clock")
+    }
+
+    /// Nanoseconds of the clock that all SMs share.
+    #[track_caller]
+    pub fn global_timer(&self) -> U64<'_> {
+        let out = self.fresh::<u64>();
+        self.op(format_args!("mov.u64 {}, %globaltimer;", out.operand()));
+        out
     }
 
     /// True in exactly one lane of the full warp.

@@ -211,6 +211,7 @@ fn what_a_warp_does_together_and_who_a_thread_is() {
     k.if_else(k.any(x.eq(3)), || out.store(x), || k.trap());
     let place = k.block_index(1) + k.grid_blocks(0) + k.cluster_index() + k.grid_clusters();
     let place = place + k.cluster_rank() + k.cluster_blocks() + k.clock() + k.thread_index();
+    let place = place + (k.global_timer() >> 32).to_u32();
     k.if_(k.all(place.gt(5)), || k.exit());
     out.store(place);
     assemble(&k.finish().expect("valid"));

@@ -236,6 +236,8 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
     let sums: Vec<_> = (0..VEC8).map(|_| k.var(0f32)).collect();
     let first = token.widening_mul(top_k);
     let unweighted = p.has(Flags::UNWEIGHTED);
+    // 0 where the token is to stay as it is.
+    let is_stored = k.var_from(p.has(Flags::CHOSEN_ONLY).select(0, k.constant(1)));
     k.for_(0, top_k, ROWS, |first_choice| {
         let rows: Vec<(F32, Vec8)> = (0..ROWS)
             .map(|i| {
@@ -243,6 +245,7 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
                 let at = (first + choice.to_u64()) * 4u64;
                 let row = p.aux.at(at).load_readonly_if(choice.lt(top_k), NONE);
                 let exists = row.lt(p.source_rows);
+                is_stored.set_if(exists, 1);
                 let weight = p.scales.at(at).load_readonly_if(exists & !unweighted, 0f32);
                 let weight = unweighted.select(1f32, weight);
                 let mask = Mask::of(access, exists, column, p.columns);
@@ -255,7 +258,7 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
             }
         }
     });
-    let mask = Mask::of(access, k.constant(true), column, p.columns);
+    let mask = Mask::of(access, is_stored.get().ne(0), column, p.columns);
     let to = p.codes.at((token.widening_mul(p.codes_pitch) + column.to_u64()) * u64::from(bytes));
     let values: Vec<F32> = sums.iter().map(|sum| sum.get()).collect();
     Input::Bf16.store(k, &values, to, &mask, p.evict_last);

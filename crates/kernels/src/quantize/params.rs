@@ -32,6 +32,8 @@ impl Flags {
     pub const FULL_TILES: u32 = 64;
     /// An unpermutation has no weights: rows are added as they are.
     pub const UNWEIGHTED: u32 = 128;
+    /// An unpermutation leaves tokens without rows as they are.
+    pub const CHOSEN_ONLY: u32 = 256;
 }
 
 /// Arguments of a launch. Each kernel says which of them it reads, and what they mean to it.

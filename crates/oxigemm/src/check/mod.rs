@@ -17,7 +17,8 @@ pub use attention::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
 };
 pub use hyper_connection::{HcPrenormGemm, HcProblem};
-pub use moe::{MoePermute, MoeUnpermute, PaddingRows};
+pub(crate) use moe::check_routed;
+pub use moe::{MoePermute, MoeUnpermute, PaddingRows, RoutedTokens};
 pub use quantize::{
     CheckedQuantize, Dequantize, DequantizeNvfp4, Quantize, QuantizeBoth, QuantizeNvfp4, QuantizeSource,
     TransformScales,

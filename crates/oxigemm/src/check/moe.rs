@@ -4,6 +4,7 @@ use oxigemm_kernels::quantize::moe_permute::{MAX_EXPERTS, PermuteArgs};
 use oxigemm_kernels::quantize::{Args, Flags};
 
 use super::Operand;
+use crate::check::int;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use crate::tensor::desc::Footprint;
@@ -39,6 +40,8 @@ pub struct MoeUnpermute {
     pub weights: Option<Operand>,
     /// `[T, K]` bf16, row-major.
     pub out: Operand,
+    /// Whether tokens without rows stay as they are.
+    pub chosen_only: bool,
 }
 
 /// The arguments of `zero_padding_rows`.
@@ -50,6 +53,54 @@ pub struct PaddingRows {
     pub groups: usize,
     /// `[M, N]` bf16, f16 or f32, row-major.
     pub d: Operand,
+}
+
+/// What goes into a mixture, and what comes out of it.
+#[derive(Clone, Copy, Debug)]
+pub struct RoutedTokens {
+    /// `[T, K]`.
+    pub x: Operand,
+    /// `[T, C]` i32.
+    pub ids: Operand,
+    /// `[T, C]` f32.
+    pub weights: Operand,
+    /// `[T, K]` bf16.
+    pub out: Operand,
+}
+
+/// How many tokens there are for experts of K columns beside their weights, and choices of each.
+///
+/// # Errors
+/// The first broken rule, with the argument that breaks it.
+pub fn check_routed(
+    tokens: &RoutedTokens,
+    columns: usize,
+    types: &[DType],
+    beside: &Operand,
+) -> Result<[usize; 2]> {
+    let RoutedTokens { x, ids, weights, out } = tokens;
+    x.expect_dtype(types)?;
+    ids.expect_dtype(&[DType::I32])?;
+    weights.expect_dtype(&[DType::F32])?;
+    out.expect_dtype(&[DType::Bf16])?;
+    let ([count, found], columns) = (x.matrix_dims()?, int(columns));
+    if found != columns {
+        return Err(x.wrong_shape([count, columns], "with the K of the experts"));
+    }
+    let [rows, of_token] = ids.matrix_dims()?;
+    if rows != count {
+        return Err(ids.wrong_shape([count, of_token], "choices for each row of `x`"));
+    }
+    if weights.matrix_dims()? != [count, of_token] {
+        return Err(weights.wrong_shape([count, of_token], "the shape of `ids`"));
+    }
+    if out.matrix_dims()? != [count, columns] {
+        return Err(out.wrong_shape([count, columns], "the shape of `x`"));
+    }
+    for operand in [x, ids, weights, out] {
+        operand.expect_device(beside)?;
+    }
+    Ok([count as usize, of_token as usize])
 }
 
 impl MoePermute {
@@ -127,7 +178,7 @@ impl MoeUnpermute {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<Option<Args>> {
-        let MoeUnpermute { rows, places, weights, out } = self;
+        let MoeUnpermute { rows, places, weights, out, chosen_only } = self;
         rows.expect_dtype(&[DType::Bf16])?;
         out.expect_dtype(&[DType::Bf16])?;
         places.expect_dtype(&[DType::I32])?;
@@ -179,7 +230,8 @@ impl MoeUnpermute {
             shifts: [of_token as u32, 0],
             source_rows: available.min(LIMIT) as u32,
             flags: if whole { Flags::VECTORS } else { 0 }
-                | if weights.is_none() { Flags::UNWEIGHTED } else { 0 },
+                | if weights.is_none() { Flags::UNWEIGHTED } else { 0 }
+                | if *chosen_only { Flags::CHOSEN_ONLY } else { 0 },
             ..Args::default()
         }))
     }

@@ -3,15 +3,12 @@
 use super::activations::QuantizedRows;
 use super::operand::{BlockScaled, Conversion, Form, Operand};
 use crate::cast::ScaleFormat;
-use crate::check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
-use crate::check::gemm::tensors::groups::RowGroups;
-use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
+use crate::check::gemm::tensors::epilogue::Epilogue;
+use crate::check::gemm::tensors::{Gemm, Grouping};
 use crate::device::Device;
 use crate::error::Result;
-use crate::gemm::GemmOptions;
-use crate::gemm::names::m_grouped_fp8_gemm_nt_fused;
-use crate::quantize::gather_quantize;
-use crate::tensor::{DType, Tensor};
+use crate::moe_experts::{MoeExperts, MoeProjection, SortedCall, SortedRows};
+use crate::tensor::Tensor;
 
 use oxigemm_kernels::gemm::epilogue::Activation;
 
@@ -30,19 +27,11 @@ pub(super) struct Projections<'a> {
     pub activation: Activation,
 }
 
-/// What the kernels of a call are told besides.
-pub(super) struct Call<'a> {
-    /// The token of each row.
-    pub tokens: &'a Tensor,
-    pub groups: RowGroups<'a>,
-    pub options: &'a GemmOptions,
-}
-
 /// Rows that go into the GEMMs: tokens, and what is between.
 #[derive(Debug)]
 pub(super) enum Rows {
-    /// Codes and f32 scales of 128.
-    Fp8 { x: [Tensor; 2], hidden: [Tensor; 2] },
+    /// Codes and f32 scales of 128: as many rows as there is room for.
+    Fp8(SortedRows),
     /// Codes and words.
     BlockScaled { x: QuantizedRows, hidden: QuantizedRows },
 }
@@ -50,15 +39,14 @@ pub(super) enum Rows {
 impl Rows {
     /// Room for `m` rows of projections that are `[2·I, K]` and `[K, I]`.
     pub fn room_for(forms: [Form; 2], m: usize, [inner, outer]: [usize; 2], device: &Device) -> Result<Rows> {
-        let new = |dtype, columns: usize| Tensor::zeros(dtype, &[m, columns], device);
         Ok(match forms {
             [Form::BlockScaled(first), Form::BlockScaled(second)] => {
                 Rows::BlockScaled { x: first.room_for(m, device)?, hidden: second.room_for(m, device)? }
             }
-            _ => Rows::Fp8 {
-                x: [new(DType::E4m3, outer)?, new(DType::F32, outer.div_ceil(128))?],
-                hidden: [new(DType::E4m3, inner)?, new(DType::F32, inner / 128)?],
-            },
+            _ => {
+                let new = |dtype, dims: [usize; 2]| Tensor::zeros(dtype, &dims, device);
+                Rows::Fp8(SortedRows::fp8(m, [inner, outer], new)?)
+            }
         })
     }
 
@@ -69,17 +57,18 @@ impl Rows {
         m: usize,
         weights: &Projections<'_>,
         y: &mut Tensor,
-        call: &Call<'_>,
+        (tokens, call): (&Tensor, &SortedCall<'_>),
     ) -> Result<()> {
         let forms = (weights.gate_up.operand.form, weights.down.operand.form);
         match (self, forms) {
             (Rows::BlockScaled { x: a, hidden }, (Form::BlockScaled(first), Form::BlockScaled(second))) => {
                 let rows = [a.narrow(m)?, hidden.narrow(m)?];
-                block_scaled(x, rows, [first, second], weights, y, call)
+                block_scaled((x, tokens), rows, [first, second], weights, y, call)
             }
-            (Rows::Fp8 { x: a, hidden }, _) => {
-                let [a, sfa, h, sfh] = [&a[0], &a[1], &hidden[0], &hidden[1]].map(|x| x.narrow(0, 0, m));
-                fp8(x, [a?, sfa?], [h?, sfh?], weights, y, call)
+            (Rows::Fp8(rows), _) => {
+                let rows = rows.narrow(m)?;
+                call.gather(x, tokens, &rows, ScaleFormat::F32)?;
+                call.multiply(&weights.as_experts(), &rows, y, ScaleFormat::F32)
             }
             (Rows::BlockScaled { .. }, _) => unreachable!("rows are made for the projections"),
         }
@@ -87,6 +76,16 @@ impl Rows {
 }
 
 impl Projections<'_> {
+    /// The same with codes and scales of 128x128.
+    fn as_experts(&self) -> MoeExperts<'_> {
+        let [gate_up, down] = [self.gate_up, self.down].map(|part| MoeProjection {
+            weight: &part.operand.codes,
+            scales: Some(&part.operand.scales),
+            bias: part.bias.as_ref(),
+        });
+        MoeExperts { activation: self.activation, ..MoeExperts::swiglu(gate_up, down) }
+    }
+
     /// What follows the first GEMM.
     fn gated(&self) -> Epilogue<'_> {
         let bias = self.gate_up.bias.as_ref();
@@ -94,40 +93,16 @@ impl Projections<'_> {
     }
 }
 
-/// With f32 scales: three kernels, of which the first GEMM quantizes what is between.
-fn fp8(
-    x: &Tensor,
-    [mut a, mut sfa]: [Tensor; 2],
-    [mut h, mut sfh]: [Tensor; 2],
-    weights: &Projections<'_>,
-    y: &mut Tensor,
-    call: &Call<'_>,
-) -> Result<()> {
-    let Call { tokens, groups, options } = *call;
-    gather_quantize(x, tokens, &mut a, &mut sfa, ScaleFormat::F32, &options.into())?;
-    let b = &weights.gate_up.operand;
-    let b = (&b.codes, &b.scales);
-    let d = FusedOutput::Fp8 { d: &mut h, scales: &mut sfh, format: ScaleFormat::F32 };
-    let epilogue = weights.gated();
-    m_grouped_fp8_gemm_nt_fused((&a, &sfa), b, Addend::None, d, groups, &epilogue, options)?;
-
-    let Operand { codes, scales, .. } = &weights.down.operand;
-    let grouping = Grouping::MGrouped(groups);
-    let gemm = Gemm { grouping, ..Gemm::fp8((&h, &sfh), (codes, scales), y) };
-    let epilogue = Epilogue { bias: weights.down.bias.as_ref(), ..Default::default() };
-    if epilogue.bias.is_some() { gemm.fused(&epilogue, None) } else { gemm }.run(options)
-}
-
 /// With scales that the tensor core applies: the same three kernels.
 fn block_scaled(
-    x: &Tensor,
+    (x, tokens): (&Tensor, &Tensor),
     [mut a, hidden]: [QuantizedRows; 2],
     [first, second]: [BlockScaled; 2],
     weights: &Projections<'_>,
     y: &mut Tensor,
-    call: &Call<'_>,
+    call: &SortedCall<'_>,
 ) -> Result<()> {
-    let Call { tokens, groups, options } = *call;
+    let SortedCall { groups, options } = *call;
     let grouping = Grouping::MGrouped(groups);
     first.gather(x, tokens, &mut a, &options.into())?;
     let b = &weights.gate_up.operand;

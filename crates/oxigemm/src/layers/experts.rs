@@ -1,22 +1,21 @@
 //! The gated experts of a mixture with quantized weights.
 
 use super::Recipe;
-use super::expert_gemms::{Call, Projection, Projections, Rows};
+use super::expert_gemms::{Projection, Projections, Rows};
 use super::memory::{Buffers, Part, in_one_allocation};
 use super::operand::{Conversion, Form, Operand, Use};
 use super::recipe::LayerOptions;
 use super::weight::{QuantizedWeight, WeightScales};
-use crate::check::gemm::tensors::groups::{GroupedRows, RowGroups};
+use crate::check::{RoutedTokens, check_routed};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::gemm::GemmOptions;
 use crate::moe::{PermutedRows, moe_permute, moe_rows, moe_unpermute};
+use crate::moe_experts::{ALIGNMENT, SortedCall};
 use crate::tensor::{DType, Tensor};
 
 use oxigemm_kernels::gemm::epilogue::Activation;
 
-/// Where the rows of an expert begin: M-subtiles of the tensor core, so few rows are only padding.
-const ALIGNMENT: usize = 16;
 /// Gates and ups come in 128s, which share scales.
 const HALF: usize = 128;
 
@@ -233,7 +232,14 @@ impl QuantizedExperts {
         out: &mut Tensor,
         options: &GemmOptions,
     ) -> Result<()> {
-        let [tokens, topk] = self.check(x, ids, weights, out)?;
+        let routed = RoutedTokens {
+            x: x.describe("x"),
+            ids: ids.describe("ids"),
+            weights: weights.describe("weights"),
+            out: out.describe("out"),
+        };
+        let types = [DType::Bf16, DType::F16, DType::F32];
+        let [tokens, topk] = check_routed(&routed, self.dims.outer, &types, &self.memory.describe("layer"))?;
         if tokens * topk == 0 {
             return if out.is_empty() { Ok(()) } else { out.write_bytes(&vec![0; 2 * out.len()]) };
         }
@@ -266,44 +272,10 @@ impl QuantizedExperts {
             places: &mut places,
         };
         moe_permute(ids, ALIGNMENT, to, &options.into())?;
-        let groups = RowGroups::Contiguous {
-            rows: GroupedRows::Ends(&buffers.ends),
-            alignment: ALIGNMENT,
-            expected_m: Some((tokens * topk).div_ceil(experts)),
-        };
+        let call = SortedCall::new(&buffers.ends, tokens * topk, options);
         let weights_of =
             Projections { gate_up: &self.gate_up, down: &self.down, activation: self.activation };
-        buffers.rows.run(x, m, &weights_of, &mut y, &Call { tokens: &of_rows, groups, options })?;
+        buffers.rows.run(x, m, &weights_of, &mut y, (&of_rows, &call))?;
         moe_unpermute(&y, &places, weights, out, &options.into())
-    }
-
-    /// Tokens, and choices of each.
-    fn check(&self, x: &Tensor, ids: &Tensor, weights: &Tensor, out: &Tensor) -> Result<[usize; 2]> {
-        let outer = self.dims.outer as i64;
-        let own = self.memory.describe("layer");
-        let [x, ids] = [x.describe("x"), ids.describe("ids")];
-        let [weights, out] = [weights.describe("weights"), out.describe("out")];
-        x.expect_dtype(&[DType::Bf16, DType::F16, DType::F32])?;
-        ids.expect_dtype(&[DType::I32])?;
-        weights.expect_dtype(&[DType::F32])?;
-        out.expect_dtype(&[DType::Bf16])?;
-        let [tokens, columns] = x.matrix_dims()?;
-        if columns != outer {
-            return Err(x.wrong_shape([tokens, outer], "with the K of the layer"));
-        }
-        let [rows, topk] = ids.matrix_dims()?;
-        if rows != tokens {
-            return Err(ids.wrong_shape([tokens, topk], "choices for each row of `x`"));
-        }
-        if weights.matrix_dims()? != [tokens, topk] {
-            return Err(weights.wrong_shape([tokens, topk], "the shape of `ids`"));
-        }
-        if out.matrix_dims()? != [tokens, outer] {
-            return Err(out.wrong_shape([tokens, outer], "the shape of `x`"));
-        }
-        for operand in [&x, &ids, &weights, &out] {
-            operand.expect_device(&own)?;
-        }
-        Ok([tokens as usize, topk as usize])
     }
 }

@@ -25,6 +25,8 @@ const ORDER: &[&[&str]] = &[
     &["reference"],
     &["gemm", "quantize"],
     &["attention", "hyper_connection", "moe", "router"],
+    // Sorted rows times the weights of experts.
+    &["moe_experts"],
     // Layers that own weights and call the functions.
     &["layers"],
     // All of them for a mixture of experts.

@@ -45,6 +45,7 @@ mod layers_forward;
 mod layers_widen;
 mod moe;
 mod moe_forward;
+mod moe_group;
 mod moe_router;
 mod nvfp4;
 mod planning;

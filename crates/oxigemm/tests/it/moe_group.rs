@@ -1,0 +1,388 @@
+//! A mixture whose experts lie on several simulated GPUs, against the same experts on one.
+
+use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8};
+use oxigemm::metrics::calc_diff;
+use oxigemm::{
+    DType, Device, Error, GemmOptions, LaunchOptions, MoeExperts, MoeGroup, MoeGroupCall, MoeGroupShape,
+    MoeProjection, MoeRouting, Result, Sim, SimRank, Tensor, moe_forward, moe_forward_group,
+    moe_group_scratch_bytes, moe_publish, moe_scratch_bytes, random,
+};
+
+const INNER: usize = 128;
+const OUTER: usize = 256;
+const TOPK: usize = 3;
+/// Tokens that a rank's buffer has room for.
+const MOST: usize = 6;
+
+/// Weights of all experts, on the host.
+struct Weights {
+    dtype: DType,
+    experts: usize,
+    /// Codes of both weights, and scales.
+    codes: [Vec<u8>; 2],
+    scales: [Vec<f32>; 2],
+}
+
+/// Weights of some experts on a device.
+struct Placed {
+    codes: [Tensor; 2],
+    scales: Option<[Tensor; 2]>,
+}
+
+const DIMS: [[usize; 2]; 2] = [[2 * INNER, OUTER], [OUTER, INNER]];
+
+impl Weights {
+    fn new(dtype: DType, experts: usize, format: ScaleFormat) -> Weights {
+        let (mut codes, mut scales) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for (nth, [n, k]) in DIMS.into_iter().enumerate() {
+            let numbers = random::normals(nth as u64, experts * n * k);
+            for expert in numbers.chunks(n * k) {
+                let values: Vec<f32> = expert.iter().map(|x| x / 16.0).collect();
+                if dtype == DType::Bf16 {
+                    codes[nth].extend(DType::Bf16.encode(&values));
+                } else {
+                    let cast = per_block_cast_to_fp8(&values, n, k, format).unwrap();
+                    codes[nth].extend(cast.codes);
+                    scales[nth].extend(cast.scales);
+                }
+            }
+        }
+        Weights { dtype, experts, codes, scales }
+    }
+
+    fn place(&self, first: usize, experts: usize, device: &Device) -> Placed {
+        let codes = [0, 1].map(|nth| {
+            let [n, k] = DIMS[nth];
+            let bytes = n * k * self.dtype.size();
+            let part = &self.codes[nth][first * bytes..][..experts * bytes];
+            Tensor::from_bytes(self.dtype, part, &[experts, n, k], device).unwrap()
+        });
+        let scales = (self.dtype != DType::Bf16).then(|| {
+            [0, 1].map(|nth| {
+                let blocks = DIMS[nth].map(|size| size / 128);
+                let count = blocks[0] * blocks[1];
+                let part = &self.scales[nth][first * count..][..experts * count];
+                Tensor::from_slice(part, &[experts, blocks[0], blocks[1]], device).unwrap()
+            })
+        });
+        Placed { codes, scales }
+    }
+}
+
+impl Placed {
+    fn experts(&self) -> MoeExperts<'_> {
+        let of = |nth: usize| MoeProjection {
+            weight: &self.codes[nth],
+            scales: self.scales.as_ref().map(|scales| &scales[nth]),
+            bias: None,
+        };
+        MoeExperts::swiglu(of(0), of(1))
+    }
+}
+
+/// Tokens of a rank with their choices.
+#[derive(Clone)]
+struct Tokens {
+    x: Vec<f32>,
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+}
+
+impl Tokens {
+    fn new(seed: u64, tokens: usize, experts: usize) -> Tokens {
+        let x = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(seed, tokens * OUTER)));
+        let id = |i: u64| match random::bits(seed + 100, i) % (experts as u64 + 2) {
+            id if id < experts as u64 => id as i32,
+            id if id == experts as u64 => -1,
+            _ => i32::MAX,
+        };
+        let count = tokens * TOPK;
+        let weights = random::normals(seed + 200, count).iter().map(|x| x.abs()).collect();
+        Tokens { x, ids: (0..count as u64).map(id).collect(), weights }
+    }
+
+    fn count(&self) -> usize {
+        self.ids.len() / TOPK
+    }
+
+    /// Tokens, ids, weights and room for the result.
+    fn place(&self, device: &Device) -> [Tensor; 4] {
+        let tokens = self.count();
+        [
+            Tensor::from_f32(DType::Bf16, &self.x, &[tokens, OUTER], device).unwrap(),
+            Tensor::from_slice(&self.ids, &[tokens, TOPK], device).unwrap(),
+            Tensor::from_slice(&self.weights, &[tokens, TOPK], device).unwrap(),
+            Tensor::zeros(DType::Bf16, &[tokens, OUTER], device).unwrap(),
+        ]
+    }
+
+    /// The result with all experts on one device.
+    fn alone(&self, weights: &Weights, device: &Device) -> Vec<f32> {
+        let [x, ids, factors, mut out] = self.place(device);
+        let placed = weights.place(0, weights.experts, device);
+        let dims = [weights.experts, INNER, OUTER];
+        let bytes = moe_scratch_bytes([self.count(), TOPK], dims, weights.dtype);
+        let mut scratch = Tensor::zeros(DType::U8, &[bytes], device).unwrap();
+        let routing = MoeRouting { ids: &ids, weights: &factors };
+        let options = GemmOptions::default();
+        moe_forward(&x, &routing, &placed.experts(), &mut scratch, &mut out, &options).unwrap();
+        out.to_vec_f32().unwrap()
+    }
+}
+
+fn shape(ranks: usize, weights: &Weights) -> MoeGroupShape {
+    let experts = weights.experts / ranks;
+    MoeGroupShape { ranks, tokens: MOST, topk: TOPK, experts, columns: OUTER, dtype: weights.dtype }
+}
+
+/// A rank of a test: its group, its experts, and memory for a call.
+struct Rank {
+    group: MoeGroup,
+    buffer: Tensor,
+    placed: Placed,
+    scratch: Tensor,
+}
+
+impl Rank {
+    fn new(rank: &SimRank, weights: &Weights, shape: &MoeGroupShape, most_rows: Option<usize>) -> Rank {
+        let device = rank.device();
+        let buffer = Tensor::zeros(DType::U8, &[shape.buffer_bytes().unwrap()], &device).unwrap();
+        let buffers = rank.meet(buffer.address()).unwrap();
+        // SAFETY: buffers live until their hosts have met again.
+        let group = unsafe { MoeGroup::new(&device, shape, rank.rank(), &buffers).unwrap() };
+        rank.meet(0).unwrap();
+        let bytes = moe_group_scratch_bytes(shape, INNER, most_rows).unwrap();
+        let scratch = Tensor::zeros(DType::U8, &[bytes], &device).unwrap();
+        let placed = weights.place(rank.rank() * shape.experts, shape.experts, &device);
+        Rank { group, buffer, placed, scratch }
+    }
+
+    fn forward(&mut self, tokens: &Tokens, call: MoeGroupCall<'_>) -> Result<Vec<f32>> {
+        let [x, ids, weights, mut out] = tokens.place(self.buffer.device());
+        let routing = MoeRouting { ids: &ids, weights: &weights };
+        moe_publish(&self.group, &x, &routing, 1.0, &LaunchOptions::default())?;
+        let call = MoeGroupCall { tokens: tokens.count(), ..call };
+        let options = GemmOptions::default();
+        moe_forward_group(&self.group, &call, &self.placed.experts(), &mut self.scratch, &mut out, &options)?;
+        out.to_vec_f32()
+    }
+}
+
+/// Calls of all ranks with these tokens of each, one after another, and whether all went well.
+fn calls(
+    world: &Sim,
+    weights: &Weights,
+    tokens: &[Vec<Tokens>],
+    most_rows: Option<usize>,
+) -> Vec<(Vec<Vec<f32>>, Result<()>)> {
+    let ranks = tokens[0].len();
+    let outcomes = world.each_rank(|rank| {
+        let mut own = Rank::new(rank, weights, &shape(ranks, weights), most_rows);
+        let call = MoeGroupCall { most_rows, ..MoeGroupCall::default() };
+        let results =
+            tokens.iter().map(|call_tokens| own.forward(&call_tokens[rank.rank()], call).unwrap()).collect();
+        rank.meet(0).unwrap();
+        (results, own.group.check())
+    });
+    outcomes.unwrap()
+}
+
+/// The first GPU of a new world: of an architecture, with a schedule.
+fn world(ranks: usize, gpu: &str) -> Sim {
+    match format!("sim:{ranks}x{gpu}").parse() {
+        Ok(Device::Sim(sim)) => sim,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Experts of all ranks give what they give on one device, whatever the tokens of each rank are.
+fn experts_of_all_ranks(ranks: usize, dtype: DType, gpu: &str) {
+    let hopper = gpu.starts_with("sm_90a");
+    let format = if hopper { ScaleFormat::F32 } else { ScaleFormat::PowerOfTwo };
+    let weights = Weights::new(dtype, 2 * ranks, format);
+    // A rank without tokens, one with all that it has room for, and other numbers at the next call.
+    let counts = [[3, 0, MOST, 1], [1, 2, 0, 5]];
+    let tokens: Vec<Vec<Tokens>> = (0..2)
+        .map(|call| {
+            (0..ranks)
+                .map(|rank| Tokens::new((10 * call + rank) as u64, counts[call][rank], weights.experts))
+                .collect()
+        })
+        .collect();
+    let outcomes = calls(&world(ranks, gpu), &weights, &tokens, None);
+    // On Blackwell the scales of activations are powers of two.
+    let alone = if hopper { Device::cpu() } else { "sim:sm_100a".parse().unwrap() };
+    for (rank, (results, check)) in outcomes.into_iter().enumerate() {
+        check.unwrap();
+        for (call, found) in results.iter().enumerate() {
+            let expected = tokens[call][rank].alone(&weights, &alone);
+            assert_eq!(found.len(), expected.len());
+            let diff = calc_diff(found, &expected);
+            assert!(expected.is_empty() || diff < 2e-5, "call {call}, rank {rank} of {ranks}: {diff}");
+        }
+    }
+}
+
+#[test]
+fn two_ranks_of_bf16() {
+    experts_of_all_ranks(2, DType::Bf16, "sm_90a");
+}
+
+#[test]
+fn four_ranks_of_fp8_in_any_order() {
+    for schedule in ["lazy", "1"] {
+        experts_of_all_ranks(4, DType::E4m3, &format!("sm_90a:{schedule}"));
+    }
+}
+
+#[test]
+fn two_ranks_on_blackwell() {
+    experts_of_all_ranks(2, DType::E4m3, "sm_100a");
+}
+
+#[test]
+fn one_rank_has_the_bits_of_a_call_without_a_group() {
+    for dtype in [DType::Bf16, DType::E4m3] {
+        let weights = Weights::new(dtype, 3, ScaleFormat::F32);
+        let tokens = Tokens::new(1, 5, 3);
+        let outcomes = calls(&world(1, "sm_90a"), &weights, &[vec![tokens.clone()]], None);
+        assert_eq!(outcomes[0].0[0], tokens.alone(&weights, &Device::sim()), "{dtype}");
+    }
+}
+
+#[test]
+fn rows_behind_the_limit_are_dropped_and_told() {
+    let weights = Weights::new(DType::Bf16, 2, ScaleFormat::F32);
+    // All tokens to the first expert of rank 0: 12 tokens with three choices each.
+    let tokens = Tokens { ids: vec![0; MOST * TOPK], ..Tokens::new(1, MOST, 2) };
+    let both = vec![vec![tokens.clone(), tokens.clone()]];
+    let outcomes = calls(&world(2, "sm_90a"), &weights, &both, Some(16));
+    let text = outcomes[0].1.as_ref().unwrap_err().to_string();
+    assert!(text.contains("rank 0 had more rows") && text.contains("most_rows"), "{text}");
+    outcomes[1].1.as_ref().unwrap();
+    // Rank 0 comes first: its tokens have all of their rows.
+    assert!(calc_diff(&outcomes[0].0[0], &tokens.alone(&weights, &Device::cpu())) < 2e-5);
+    // With room for all of them nothing is dropped.
+    let outcomes = calls(&world(2, "sm_90a"), &weights, &both, Some(2 * MOST * TOPK));
+    for (results, check) in &outcomes {
+        check.as_ref().unwrap();
+        assert!(calc_diff(&results[0], &tokens.alone(&weights, &Device::cpu())) < 2e-5);
+    }
+}
+
+#[test]
+fn rows_of_experts_are_counted() {
+    let weights = Weights::new(DType::Bf16, 4, ScaleFormat::F32);
+    let tokens = Tokens { ids: vec![0, 3, 3, 3, 1, -1], ..Tokens::new(1, 2, 4) };
+    let world = world(2, "sm_90a");
+    let counts = world.each_rank(|rank| {
+        let mut own = Rank::new(rank, &weights, &shape(2, &weights), None);
+        let counts = Tensor::from_slice(&[10i32, 20], &[2], &rank.device()).unwrap();
+        let call = MoeGroupCall { counts: Some(&counts), ..MoeGroupCall::default() };
+        own.forward(&tokens, call).unwrap();
+        rank.meet(0).unwrap();
+        counts.to_vec::<i32>().unwrap()
+    });
+    assert_eq!(counts.unwrap(), [[12, 22], [10, 26]]);
+}
+
+fn reason(outcome: Result<()>) -> String {
+    match outcome {
+        Err(Error::Group { reason }) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_that_is_missing_or_has_other_sizes_is_named() {
+    let weights = Weights::new(DType::Bf16, 4, ScaleFormat::F32);
+    let tokens = Tokens::new(1, 2, 4);
+    // Rank 1 has another number of tokens.
+    let outcomes = world(2, "sm_90a").each_rank(|rank| {
+        let own_shape = MoeGroupShape { tokens: MOST + rank.rank(), ..shape(2, &weights) };
+        let mut own = Rank::new(rank, &weights, &own_shape, None);
+        let zeros = own.forward(&tokens, MoeGroupCall::default()).unwrap();
+        rank.meet(0).unwrap();
+        (zeros, own.group.check())
+    });
+    for (rank, (zeros, check)) in outcomes.unwrap().into_iter().enumerate() {
+        let text = reason(check);
+        assert!(text.contains(&format!("rank {} has other sizes than rank {rank}", 1 - rank)), "{text}");
+        assert!(zeros.iter().all(|x| *x == 0.0));
+    }
+    // Rank 1 makes no call.
+    let outcomes = world(2, "sm_90a").each_rank(|rank| {
+        let mut own = Rank::new(rank, &weights, &shape(2, &weights), None);
+        own.group.set_timeout(2e-6);
+        if rank.rank() == 0 {
+            own.forward(&tokens, MoeGroupCall::default()).unwrap();
+            // Nobody waits again.
+            own.group.set_timeout(60.0);
+            own.forward(&tokens, MoeGroupCall::default()).unwrap();
+        }
+        rank.meet(0).unwrap();
+        own.group.check()
+    });
+    let mut outcomes = outcomes.unwrap();
+    // Rank 1 is told as well.
+    for check in outcomes.drain(..) {
+        let text = reason(check);
+        assert!(text.starts_with("rank 1 did not come within"), "{text}");
+    }
+}
+
+#[test]
+fn sizes_that_no_group_has_are_refused() {
+    let weights = Weights::new(DType::Bf16, 2, ScaleFormat::F32);
+    let good = shape(2, &weights);
+    let wrong = [
+        (MoeGroupShape { ranks: 0, ..good }, "ranks"),
+        (MoeGroupShape { ranks: 33, ..good }, "ranks"),
+        (MoeGroupShape { columns: 24, ..good }, "columns"),
+        (MoeGroupShape { experts: 0, ..good }, "experts"),
+        (MoeGroupShape { tokens: 1 << 30, ..good }, "tokens"),
+        (MoeGroupShape { dtype: DType::F16, ..good }, "dtype"),
+    ];
+    for (shape, argument) in wrong {
+        assert_eq!(shape.buffer_bytes().unwrap_err().argument(), Some(argument));
+    }
+    let device = Device::sim();
+    let buffer = Tensor::zeros(DType::U8, &[good.buffer_bytes().unwrap()], &device).unwrap();
+    let at = buffer.address();
+    // SAFETY: the buffer lives as long as the group.
+    let new = |device: &Device, rank, buffers: &[u64]| unsafe { MoeGroup::new(device, &good, rank, buffers) };
+    let argument = |outcome: Result<MoeGroup>| outcome.unwrap_err().argument();
+    assert_eq!(argument(new(&device, 2, &[at, at])), Some("rank"));
+    assert_eq!(argument(new(&device, 0, &[at])), Some("buffers"));
+    assert_eq!(argument(new(&device, 0, &[at + 16, at])), Some("buffers"));
+    assert_eq!(argument(new(&device, 0, &[at, 0])), Some("buffers"));
+    assert_eq!(argument(new(&Device::cpu(), 0, &[at, at])), Some("device"));
+
+    let group = new(&device, 0, &[at, at]).unwrap();
+    let [x, ids, factors, mut out] = Tokens::new(1, 2, 2).place(&device);
+    let options = LaunchOptions::default();
+    let publish = |x: &Tensor, ids: &Tensor, factors: &Tensor| {
+        let routing = MoeRouting { ids, weights: factors };
+        moe_publish(&group, x, &routing, 1.0, &options).unwrap_err().argument()
+    };
+    let [more, more_ids, more_factors, _] = Tokens::new(1, MOST + 1, 2).place(&device);
+    assert_eq!(publish(&more, &more_ids, &more_factors), Some("tokens"));
+    assert_eq!(publish(&x, &more_ids, &factors), Some("ids"));
+    assert_eq!(publish(&x, &ids, &more_factors), Some("weights"));
+    assert_eq!(publish(&x, &factors, &factors), Some("ids"));
+    assert_eq!(publish(&x.narrow(1, 0, 128).unwrap(), &ids, &factors), Some("x"));
+
+    let mut forward = |weights: &Weights, tokens, scratch: usize| {
+        let placed = weights.place(0, weights.experts / 2, &device);
+        let mut scratch = Tensor::zeros(DType::U8, &[scratch], &device).unwrap();
+        let call = MoeGroupCall { tokens, ..MoeGroupCall::default() };
+        let options = GemmOptions::default();
+        let outcome = moe_forward_group(&group, &call, &placed.experts(), &mut scratch, &mut out, &options);
+        outcome.unwrap_err().argument()
+    };
+    let enough = moe_group_scratch_bytes(&good, INNER, None).unwrap();
+    assert_eq!(forward(&weights, 2, enough - 1), Some("scratch"));
+    assert_eq!(forward(&weights, 1, enough), Some("out"));
+    assert_eq!(forward(&Weights::new(DType::Bf16, 4, ScaleFormat::F32), 2, enough), Some("gate_up"));
+    assert_eq!(forward(&Weights::new(DType::E4m3, 2, ScaleFormat::F32), 2, enough), Some("gate_up"));
+}
