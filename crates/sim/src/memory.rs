@@ -123,7 +123,7 @@ impl Memory {
         Memory::of(1)
     }
 
-    /// The memories of several devices, one behind another.
+    /// The memories of several devices, one after another.
     pub(crate) fn of(devices: usize) -> Memory {
         let heap = |device: u64| Heap {
             next: (device << DEVICE_SHIFT) + FIRST_ADDRESS,

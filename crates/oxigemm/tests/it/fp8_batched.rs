@@ -59,7 +59,7 @@ struct Operands {
     d_memory: Tensor,
 }
 
-/// Row beside row, as heads lie, or one behind another; always with NaN in between.
+/// Row beside row, as heads lie, or one after another; always with NaN in between.
 fn upload(data: &Data, device: &Device, d_type: DType, beside: bool, gap: usize) -> Operands {
     let [batch, m, n, k] = data.dims;
     let fill = |dtype: DType, [x, y, z]: [usize; 3], length: usize, beside: bool| {

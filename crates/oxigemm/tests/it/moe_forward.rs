@@ -231,4 +231,118 @@ fn bad_arguments_are_refused_by_name() {
     refused(&[2, OUTER], &[2, 3], bytes, &swapped, "down");
     let gate = Gate { limit: -1.0, ..Gate::PLAIN };
     refused(&[2, OUTER], &[2, 3], bytes, &MoeExperts { gate, ..good }, "gate");
+
+    // Each weight by its own name, not by that of the GEMM's argument.
+    let wrong = [
+        (MoeProjection { weight: &new(DType::F16, &[EXPERTS, 2 * INNER, OUTER]), ..good.gate_up }, "gate_up"),
+        (MoeProjection { weight: &new(DType::E4m3, &[2 * INNER, OUTER]), ..good.gate_up }, "gate_up"),
+        (
+            MoeProjection { scales: Some(&new(DType::F32, &[EXPERTS, 2, 1])), ..good.gate_up },
+            "gate_up_scales",
+        ),
+        (
+            MoeProjection { scales: Some(&new(DType::I32, &[EXPERTS, 2, 2])), ..good.gate_up },
+            "gate_up_scales",
+        ),
+        (MoeProjection { bias: Some(&new(DType::F32, &[EXPERTS, INNER])), ..good.gate_up }, "gate_up_bias"),
+        (
+            MoeProjection { bias: Some(&new(DType::F16, &[EXPERTS, 2 * INNER])), ..good.gate_up },
+            "gate_up_bias",
+        ),
+    ];
+    for (gate_up, argument) in wrong {
+        refused(&[2, OUTER], &[2, 3], bytes, &MoeExperts { gate_up, ..good }, argument);
+    }
+    let wrong = [
+        (
+            MoeProjection { weight: &new(DType::Bf16, &[EXPERTS, OUTER, INNER]), scales: None, ..good.down },
+            "down",
+        ),
+        (MoeProjection { scales: Some(&new(DType::F32, &[EXPERTS, 1, 1])), ..good.down }, "down_scales"),
+        (MoeProjection { bias: Some(&new(DType::F32, &[EXPERTS, INNER])), ..good.down }, "down_bias"),
+    ];
+    for (down, argument) in wrong {
+        refused(&[2, OUTER], &[2, 3], bytes, &MoeExperts { down, ..good }, argument);
+    }
+}
+
+/// Strides that the GEMM does not read are those of the weight, too.
+#[test]
+fn strides_of_weights_are_refused_by_their_names() {
+    let device = Device::sim();
+    let weights = Weights::new(DType::E4m3, true, ScaleFormat::F32, &device);
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+    let wide = new(DType::E4m3, &[EXPERTS, OUTER, INNER + 1]).narrow(2, 0, INNER).unwrap();
+    let good = weights.experts([None, None], Gate::PLAIN);
+    let experts = MoeExperts { down: MoeProjection { weight: &wide, ..good.down }, ..good };
+    let (x, ids, factors) =
+        (new(DType::Bf16, &[2, OUTER]), new(DType::I32, &[2, 3]), new(DType::F32, &[2, 3]));
+    let routing = MoeRouting { ids: &ids, weights: &factors };
+    let bytes = moe_scratch_bytes([2, 3], [EXPERTS, INNER, OUTER], DType::E4m3);
+    let (mut scratch, mut out) = (new(DType::U8, &[bytes]), new(DType::Bf16, &[2, OUTER]));
+    let error = moe_forward(&x, &routing, &experts, &mut scratch, &mut out, &GemmOptions::default());
+    let error = error.unwrap_err();
+    assert_eq!(error.argument(), Some("down"), "{error}");
+}
+
+/// A captured call is replayed with other tokens, choices and weights of them.
+#[test]
+fn a_graph_is_replayed_with_other_choices() {
+    let device = Device::sim();
+    let stream = device.new_stream().unwrap();
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    let (tokens, topk) = (20, 3);
+    let zeros = [vec![0.0; EXPERTS * 2 * INNER], vec![0.0; EXPERTS * OUTER]];
+    let plain = ([&zeros[0][..], &zeros[1][..]], Gate::PLAIN);
+    for dtype in [DType::Bf16, DType::E4m3] {
+        let weights = Weights::new(dtype, true, ScaleFormat::F32, &device);
+        let biases = [
+            Tensor::from_slice(&zeros[0], &[EXPERTS, 2 * INNER], &device).unwrap(),
+            Tensor::from_slice(&zeros[1], &[EXPERTS, OUTER], &device).unwrap(),
+        ];
+        let experts = weights.experts([Some(&biases[0]), Some(&biases[1])], Gate::PLAIN);
+        let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+        let (mut x, mut ids) = (new(DType::Bf16, &[tokens, OUTER]), new(DType::I32, &[tokens, topk]));
+        let mut factors = new(DType::F32, &[tokens, topk]);
+        let mut out = new(DType::Bf16, &[tokens, OUTER]);
+        let bytes = moe_scratch_bytes([tokens, topk], [EXPERTS, INNER, OUTER], dtype);
+        let mut scratch = new(DType::U8, &[bytes]);
+        let graph = stream
+            .capture(|_| {
+                let routing = MoeRouting { ids: &ids, weights: &factors };
+                moe_forward(&x, &routing, &experts, &mut scratch, &mut out, &options)
+            })
+            .unwrap();
+        for seed in 0..3u64 {
+            let numbers = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(seed, tokens * OUTER)));
+            let list: Vec<i32> =
+                (0..(tokens * topk) as u64).map(|i| (random::bits(seed, i) % 7) as i32 - 1).collect();
+            let chosen: Vec<f32> = random::normals(seed + 9, tokens * topk);
+            x.write_f32(&numbers).unwrap();
+            ids.write_bytes(&list.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+            factors.write_f32(&chosen).unwrap();
+            graph.launch(&stream).unwrap();
+            stream.synchronize().unwrap();
+            let expected = forward(&device, (&numbers, topk), (&list, &chosen), &weights, plain);
+            assert_eq!(out.to_vec_f32().unwrap(), expected, "{dtype}, replay {seed}");
+        }
+    }
+}
+
+/// Results do not depend on how work is scheduled.
+#[test]
+fn schedules_give_the_same_bits() {
+    let (tokens, topk) = (33, 3);
+    let numbers = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(5, tokens * OUTER)));
+    let (ids, factors) = choices(tokens, topk);
+    let biases = [random::normals(9, EXPERTS * 2 * INNER), random::normals(10, EXPERTS * OUTER)];
+    let biases = [&biases[0][..], &biases[1][..]];
+    for dtype in [DType::Bf16, DType::E4m3] {
+        let found = ["sim:eager", "sim:lazy", "sim:1", "sim:2"].map(|name| {
+            let device: Device = name.parse().unwrap();
+            let weights = Weights::new(dtype, true, ScaleFormat::F32, &device);
+            forward(&device, (&numbers, topk), (&ids, &factors), &weights, (biases, Gate::PLAIN))
+        });
+        assert!(found.iter().all(|one| *one == found[0]), "{dtype}");
+    }
 }

@@ -122,7 +122,7 @@ impl MatrixDescriptor {
 /// How elements lie in the 16 bytes of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
-    /// Elements of 8, 16 or 32 bits, one behind another.
+    /// Elements of 8, 16 or 32 bits, one after another.
     Whole(u32),
     /// Two elements of 4 bits to a byte (`mxf4`, `mxf4nvf4`).
     Packed4,
