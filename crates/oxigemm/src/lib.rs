@@ -94,7 +94,7 @@ pub use moe::{
 };
 pub use moe_experts::{MoeExperts, MoeProjection};
 pub use moe_forward::{
-    MoeGroup, MoeGroupCall, MoeGroupShape, MoeRouting, moe_forward, moe_forward_group,
+    MoeGroup, MoeGroupCall, MoeGroupShape, MoeRouting, moe_forward, moe_forward_group, moe_forward_quantized,
     moe_group_scratch_bytes, moe_publish, moe_scratch_bytes,
 };
 pub use oxigemm_kernels::Arch;

@@ -1,8 +1,9 @@
 //! Rows for the GEMMs of a rank's experts, from the buffers of all ranks: a gather whose source is many memories. A CTA
 //! has a row at a time. Rows that only round an expert up become zeros; those behind the last expert stay as they are.
+//! Without a buffer it is a gather of rows of this device, with their scales.
 
 use oxigemm_ptx::memory::AtomicOp;
-use oxigemm_ptx::{Global, Kernel, Pred, Scope, U32};
+use oxigemm_ptx::{Global, Kernel, Pred, Ptr, Scope, U32};
 
 use super::THREADS;
 use super::buffer::{Buffer, Trouble};
@@ -19,11 +20,11 @@ const VECTORS: u32 = 4;
 /// Arguments of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Args {
-    /// Address of this rank's buffer.
+    /// Address of this rank's buffer, or 0.
     pub own: u64,
-    /// Offset of tokens in a buffer.
+    /// Offset of tokens in a buffer, or their address where there is none.
     pub x: u64,
-    /// Offset of their scales.
+    /// The same of their scales.
     pub scales: u64,
     /// Bytes of a row: a multiple of 16.
     pub row_bytes: u32,
@@ -119,7 +120,8 @@ fn pull<'k>(k: &'k Kernel, p: &Params<'k>, row: U32<'k>) {
     let of_all = exists.select(of_all, 0);
     let rank = (of_all.widening_mul(p.tokens_factor) >> p.tokens_shift).to_u32();
     let token = of_all - rank * p.tokens;
-    let theirs = Buffer(p.own).of(rank).0;
+    let peer = p.own.at(rank.widening_mul(8));
+    let theirs: Global = Ptr::new(peer.load_readonly_if(p.own.address().ne(0), 0u64));
     let from = theirs.at(p.x).at(token.widening_mul(p.row_bytes));
     copy_row(k, exists, [from, p.to.at(row.widening_mul(p.row_bytes))], p.row_bytes);
     let scales = theirs.at(p.scales).at(token.widening_mul(p.row_scales) * 4u64);

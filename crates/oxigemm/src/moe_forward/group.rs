@@ -1,27 +1,24 @@
 //! A mixture whose experts lie on several GPUs, which reach each other's memory.
 
-use oxigemm_kernels::KernelId;
 use oxigemm_kernels::common::fast_divmod::FastDivmod;
 use oxigemm_kernels::exchange::buffer::{self, HEADER, Layout, MAX_RANKS, STATUS, Shape, Trouble};
 use oxigemm_kernels::exchange::{Step as Exchange, THREADS, collect, combine, meet, publish, pull};
 
 use super::MoeRouting;
+use super::input::{run_pull, run_step};
 use super::scratch::{Plan, Rows, expect_bytes};
 use crate::check::{Granularity, MoePermute, MoeUnpermute, int};
 use crate::device::Device;
-use crate::device::backend::with_backend;
-use crate::device::launch::{Geometry, KernelLaunch, KernelParams};
+use crate::device::launch::KernelParams;
 use crate::error::{Error, Result};
 use crate::gemm::GemmOptions;
-use crate::launch::{LaunchOptions, Step, run_steps};
+use crate::launch::LaunchOptions;
 use crate::layers::Recipe;
 use crate::moe::{moe_rows, run_permute, run_unpermute};
 use crate::moe_experts::{ALIGNMENT, BLOCK, Dims, MoeExperts, SortedCall, SortedRows};
 use crate::quantize::quantize;
 use crate::tensor::{DType, Tensor};
 
-/// CTAs that fetch rows: as many as keep the links busy, each of them a row at a time.
-const PULLING: u32 = 1024;
 /// Seconds after which a rank counts as missing.
 const TIMEOUT: f64 = 60.0;
 
@@ -252,14 +249,9 @@ impl MoeGroup {
         (ctas, params): (u32, P),
         options: &LaunchOptions,
     ) -> Result<()> {
-        let device = self.memory.device();
-        let arch = with_backend!(device, backend => Ok(backend.limits().arch))?;
-        let kernel = KernelId::Exchange(arch, step);
         let threads = if step == Exchange::Meet { MAX_RANKS } else { THREADS };
-        let geometry = Geometry { grid: [ctas, 1], cluster: 1, threads, shared_bytes: 0, cooperative: false };
-        let launch = KernelLaunch { kernel, geometry, programmatic: false, params };
         // SAFETY: the caller keeps the memory.
-        unsafe { run_steps(device, std::iter::once(Step::Kernel(launch)), options) }
+        unsafe { run_step(self.memory.device(), step, (ctas, threads), params, options) }
     }
 
     fn meet(&self, tokens: usize, first: bool, options: &LaunchOptions) -> Result<()> {
@@ -536,7 +528,7 @@ impl MoeGroup {
         unsafe {
             self.launch(Exchange::Collect, (collect.ctas(), collect.values()), options)?;
             run_permute(self.memory.device(), &permute, options)?;
-            self.launch(Exchange::Pull, (PULLING.min(m as u32), pull.values()), options)
+            run_pull(self.memory.device(), &pull, options)
         }
     }
 

@@ -1,6 +1,7 @@
 //! A mixture of experts in one call: from hidden states and their choices to the combined output.
 
 mod group;
+mod input;
 mod scratch;
 
 use crate::check::{RoutedTokens, check_routed};
@@ -10,6 +11,7 @@ use crate::layers::Recipe;
 use crate::moe::{moe_permute, moe_unpermute};
 use crate::moe_experts::{ALIGNMENT, Dims, MoeExperts, SortedCall};
 use crate::tensor::{DType, Tensor};
+use input::{Input, gather};
 use scratch::Plan;
 
 pub use group::{
@@ -89,24 +91,83 @@ pub fn moe_forward(
     out: &mut Tensor,
     options: &GemmOptions,
 ) -> Result<()> {
+    forward(Input::Half(x), routing, experts, scratch, out, options)
+}
+
+/// [`moe_forward`] of tokens that are quantized already: `x` is `[T, K]` e4m3, `scales` `[T, ceil(K/128)]` f32, both
+/// without gaps, and K a multiple of 16. Weights are e4m3 or FP4.
+///
+/// # Errors
+/// As [`moe_forward`].
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8};
+/// use oxigemm::{DType, Device, GemmOptions, MoeExperts, MoeProjection, MoeRouting, Tensor};
+/// use oxigemm::{moe_forward_quantized, moe_scratch_bytes};
+///
+/// let device = Device::cpu();
+/// let one = per_block_cast_to_fp8(&[0.5f32; 256 * 128], 256, 128, ScaleFormat::F32)?;
+/// let gate_up = Tensor::from_bytes(DType::E4m3, &one.codes, &[1, 256, 128], &device)?;
+/// let gate_up_scales = Tensor::from_slice(&one.scales, &[1, 2, 1], &device)?;
+/// let down = Tensor::from_bytes(DType::E4m3, &one.codes[..128 * 128], &[1, 128, 128], &device)?;
+/// let down_scales = Tensor::from_slice(&one.scales[..1], &[1, 1, 1], &device)?;
+/// let experts = MoeExperts::swiglu(
+///     MoeProjection { weight: &gate_up, scales: Some(&gate_up_scales), bias: None },
+///     MoeProjection { weight: &down, scales: Some(&down_scales), bias: None },
+/// );
+/// let x = Tensor::from_bytes(DType::E4m3, &[0x38; 128], &[1, 128], &device)?; // ones
+/// let scales = Tensor::from_slice(&[0.01f32], &[1, 1], &device)?;
+/// let (ids, weights) = (Tensor::from_slice(&[0i32], &[1, 1], &device)?, Tensor::from_slice(&[1f32], &[1, 1], &device)?);
+/// let mut scratch = Tensor::zeros(DType::U8, &[moe_scratch_bytes([1, 1], [1, 128, 128], DType::E4m3)], &device)?;
+/// let mut out = Tensor::empty(DType::Bf16, &[1, 128], &device)?;
+/// let routing = MoeRouting { ids: &ids, weights: &weights };
+/// moe_forward_quantized((&x, &scales), &routing, &experts, &mut scratch, &mut out, &GemmOptions::default())?;
+/// let gate = 0.64f32; // 128 * 0.01 * 0.5
+/// let expected = 128.0 * 0.5 * gate / (1.0 + (-gate).exp()) * gate;
+/// assert!((out.to_vec_f32()?[0] / expected - 1.0).abs() < 0.05);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn moe_forward_quantized(
+    (x, scales): (&Tensor, &Tensor),
+    routing: &MoeRouting<'_>,
+    experts: &MoeExperts<'_>,
+    scratch: &mut Tensor,
+    out: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    forward(Input::Quantized(x, scales), routing, experts, scratch, out, options)
+}
+
+fn forward(
+    input: Input<'_>,
+    routing: &MoeRouting<'_>,
+    experts: &MoeExperts<'_>,
+    scratch: &mut Tensor,
+    out: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
     let dims = experts.dims()?;
     let tokens = RoutedTokens {
-        x: x.describe("x"),
+        x: input.x().describe("x"),
         ids: routing.ids.describe("ids"),
         weights: routing.weights.describe("weights"),
         out: out.describe("out"),
     };
     let weights = experts.gate_up.weight.describe("gate_up");
-    let [tokens, topk] = check_routed(&tokens, dims.outer, &[DType::Bf16], &weights)?;
+    let [tokens, topk] = check_routed(&tokens, dims.outer, &[input.dtype()], &weights)?;
+    input.check(experts)?;
     if tokens == 0 {
         return Ok(());
     }
     let plan = Plan::new(dims, experts.is_half(), [tokens, topk]);
     let mut rows = plan.rows(scratch)?;
     moe_permute(routing.ids, ALIGNMENT, rows.lists(), &options.into())?;
-    let format = Recipe::Fp8.scale_format(x.device())?;
+    let format = Recipe::Fp8.scale_format(out.device())?;
     let call = SortedCall::new(&rows.ends, tokens * topk, options);
-    call.gather(x, &rows.tokens, &rows.sorted, format)?;
+    match input {
+        Input::Half(x) => call.gather(x, &rows.tokens, &rows.sorted, format)?,
+        Input::Quantized(x, scales) => gather(x, scales, &rows, &options.into())?,
+    }
     call.multiply(experts, &rows.sorted, &rows.out, format)?;
     moe_unpermute(&rows.out, &rows.places, routing.weights, out, &options.into())
 }

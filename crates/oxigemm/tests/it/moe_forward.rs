@@ -1,10 +1,10 @@
 //! A mixture of experts in one call, in the simulator and on the CPU, against the same in `f64`.
 
-use oxigemm::cast::{ScaleFormat, cast_blocks_to_fp4, per_block_cast_to_fp8};
+use oxigemm::cast::{ScaleFormat, cast_blocks_to_fp4, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
     Activation, DType, Device, Error, Gate, GemmOptions, MoeExperts, MoeProjection, MoeRouting, Tensor,
-    moe_forward, moe_scratch_bytes, random,
+    moe_forward, moe_forward_quantized, moe_scratch_bytes, random,
 };
 
 const EXPERTS: usize = 5;
@@ -263,6 +263,46 @@ fn bad_arguments_are_refused_by_name() {
     ];
     for (down, argument) in wrong {
         refused(&[2, OUTER], &[2, 3], bytes, &MoeExperts { down, ..good }, argument);
+    }
+}
+
+/// Tokens that are quantized before give the bits of tokens that the call quantizes.
+#[test]
+fn quantized_tokens_give_the_same_bits() {
+    let (tokens, topk) = (21, 3);
+    let numbers = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(5, tokens * OUTER)));
+    let (list, chosen) = choices(tokens, topk);
+    let zeros = [vec![0.0; EXPERTS * 2 * INNER], vec![0.0; EXPERTS * OUTER]];
+    for name in ["cpu", "sim", "sim:sm_100a"] {
+        let device: Device = name.parse().unwrap();
+        let format = if name == "sim:sm_100a" { ScaleFormat::PowerOfTwo } else { ScaleFormat::F32 };
+        let weights = Weights::new(DType::E4m3, true, format, &device);
+        let plain = ([&zeros[0][..], &zeros[1][..]], Gate::PLAIN);
+        let expected = forward(&device, (&numbers, topk), (&list, &chosen), &weights, plain);
+
+        let cast = per_token_cast_to_fp8(&numbers, tokens, OUTER, format).unwrap();
+        let x = Tensor::from_bytes(DType::E4m3, &cast.codes, &[tokens, OUTER], &device).unwrap();
+        let scales = Tensor::from_slice(&cast.scales, &[tokens, OUTER / 128], &device).unwrap();
+        let ids = Tensor::from_slice(&list, &[tokens, topk], &device).unwrap();
+        let factors = Tensor::from_slice(&chosen, &[tokens, topk], &device).unwrap();
+        let routing = MoeRouting { ids: &ids, weights: &factors };
+        let bytes = moe_scratch_bytes([tokens, topk], [EXPERTS, INNER, OUTER], DType::E4m3);
+        let mut scratch = Tensor::zeros(DType::U8, &[bytes], &device).unwrap();
+        let mut out = Tensor::empty(DType::Bf16, &[tokens, OUTER], &device).unwrap();
+        let experts = weights.experts([None, None], Gate::PLAIN);
+        let options = GemmOptions::default();
+        moe_forward_quantized((&x, &scales), &routing, &experts, &mut scratch, &mut out, &options).unwrap();
+        assert_eq!(out.to_vec_f32().unwrap(), expected, "{name}");
+
+        let mut refused = |x: &Tensor, scales: &Tensor, argument: &str| {
+            let outcome =
+                moe_forward_quantized((x, scales), &routing, &experts, &mut scratch, &mut out, &options);
+            let error = outcome.unwrap_err();
+            assert_eq!(error.argument(), Some(argument), "{error}");
+        };
+        refused(&x, &factors, "scales");
+        refused(&x, &scales.transpose(0, 1).unwrap(), "scales");
+        refused(&Tensor::zeros(DType::Bf16, &[tokens, OUTER], &device).unwrap(), &scales, "x");
     }
 }
 
