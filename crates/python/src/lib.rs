@@ -14,12 +14,14 @@ mod cublaslt;
 mod dlpack;
 mod einsum;
 mod error;
+mod experts;
 mod fields;
 mod gemm;
 mod interrupt;
 mod layers;
 mod logging;
 mod moe;
+mod moe_group;
 mod negation;
 mod nvfp4;
 mod quantize;
@@ -50,6 +52,7 @@ fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     attention::register(module)?;
     quantize::register(module)?;
     moe::register(module)?;
+    moe_group::register(module)?;
     router::register(module)?;
     layers::register(module)?;
     cublaslt::register(module)

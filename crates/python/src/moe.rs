@@ -1,13 +1,11 @@
 //! Mixture of experts: permute tokens to the rows of their experts, unpermute, and both around the GEMMs in one call.
 
-use std::borrow::Cow;
-
-use oxigemm::{DType, Gate, GemmOptions, MoeExperts, MoeProjection, MoeRouting, PermutedRows};
+use oxigemm::{DType, MoeRouting, PermutedRows};
 use pyo3::prelude::*;
 
-use crate::call::{Arguments, Call, Index};
+use crate::call::Call;
 use crate::convert::convert;
-use crate::gemm::activation_of;
+use crate::experts::{Between, Experts, Parts};
 
 #[pyfunction]
 fn moe_permute<'py>(
@@ -57,61 +55,34 @@ fn moe_scratch_bytes(choices: [usize; 2], experts: [usize; 3], half: bool) -> us
     oxigemm::moe_scratch_bytes(choices, experts, if half { DType::Bf16 } else { DType::E4m3 })
 }
 
-/// A weight of all experts: itself, its scales and its bias.
-struct Projection {
-    weight: Index,
-    scales: Option<Index>,
-    bias: Option<Index>,
-}
-
-/// The names of those.
-const PROJECTIONS: [[&str; 3]; 2] =
-    [["gate_up", "gate_up_scales", "gate_up_bias"], ["down", "down_scales", "down_bias"]];
-
-type Parts<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>);
-
-impl Projection {
-    fn read<'py>(call: &mut Call<'py>, names: [&'static str; 3], parts: &Parts<'py>) -> PyResult<Self> {
-        let (weight, scales, bias) = parts;
-        let weight = call.input(names[0], weight)?;
-        let mut optional = |name, part: &Option<Bound<'py, PyAny>>| {
-            part.as_ref().map(|part| call.input(name, part)).transpose()
-        };
-        Ok(Projection { weight, scales: optional(names[1], scales)?, bias: optional(names[2], bias)? })
-    }
-
-    fn get<'a>(&self, x: &'a Arguments) -> MoeProjection<'a> {
-        let optional = |index: Option<Index>| index.map(|index| x.get(index));
-        MoeProjection { weight: x.get(self.weight), scales: optional(self.scales), bias: optional(self.bias) }
-    }
-}
-
 #[pyfunction]
 fn moe_forward<'py>(
     py: Python<'py>,
-    routed: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
-    gate_up: Parts<'py>,
-    down: Parts<'py>,
-    between: (Bound<'py, PyAny>, bool, Bound<'py, PyAny>),
+    tokens: (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
+    choices: (Bound<'py, PyAny>, Bound<'py, PyAny>),
+    weights: (Parts<'py>, Parts<'py>),
+    between: Between<'py>,
     scratch: &Bound<'py, PyAny>,
     out: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
     let mut call = Call::new(py, &[]);
-    let ((x, ids, weights), (activation, gated, gate)) = (routed, between);
-    let (x, ids) = (call.input("x", &x)?, call.input("ids", &ids)?);
-    let weights = call.input("weights", &weights)?;
-    let gate_up = Projection::read(&mut call, PROJECTIONS[0], &gate_up)?;
-    let down = Projection::read(&mut call, PROJECTIONS[1], &down)?;
+    let ((x, scales), (ids, factors)) = (tokens, choices);
+    let x = call.input("x", &x)?;
+    let scales = scales.map(|scales| call.input("scales", &scales)).transpose()?;
+    let (ids, factors) = (call.input("ids", &ids)?, call.input("weights", &factors)?);
+    let experts = Experts::read(&mut call, &weights, &between)?;
     let (scratch, out) = (call.output("scratch", scratch)?, call.output("out", out)?);
-    let activation = activation_of(py, &convert::<Cow<'_, str>>("activation", &activation)?)?;
-    let gate = convert::<Option<(f32, f32, f32)>>("gate", &gate)?;
-    let gate = gate.map_or(Gate::PLAIN, |(slope, limit, up_offset)| Gate { slope, limit, up_offset });
     call.run(|at| {
-        let routing = MoeRouting { ids: at.get(ids), weights: at.get(weights) };
-        let experts = MoeExperts { gate_up: gate_up.get(at), down: down.get(at), activation, gated, gate };
+        let routing = MoeRouting { ids: at.get(ids), weights: at.get(factors) };
         let (mut scratch, mut out) = (at.output(scratch), at.output(out));
-        let options: &GemmOptions = &at.options;
-        oxigemm::moe_forward(at.get(x), &routing, &experts, &mut scratch, &mut out, options)
+        let (x, experts, options) = (at.get(x), experts.get(at), &at.options);
+        match scales {
+            None => oxigemm::moe_forward(x, &routing, &experts, &mut scratch, &mut out, options),
+            Some(scales) => {
+                let x = (x, at.get(scales));
+                oxigemm::moe_forward_quantized(x, &routing, &experts, &mut scratch, &mut out, options)
+            }
+        }
     })
 }
 

@@ -57,6 +57,25 @@ impl MoeGroupShape {
         Ok(self.shape()?.layout().bytes as usize)
     }
 
+    /// Where the parts of a buffer begin that a rank's own tokens lie in: tokens, scales, ids and weights.
+    ///
+    /// ```
+    /// use oxigemm::{DType, MoeGroupShape};
+    ///
+    /// let shape =
+    ///     MoeGroupShape { ranks: 2, tokens: 8, topk: 2, experts: 4, columns: 256, dtype: DType::Bf16 };
+    /// let [x, scales, ids, weights] = shape.offsets()?;
+    /// assert_eq!([scales - x, ids - scales, weights - ids], [8 * 256 * 2, 0, 256]);
+    /// # Ok::<(), oxigemm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`buffer_bytes`](Self::buffer_bytes).
+    pub fn offsets(&self) -> Result<[usize; 4]> {
+        let Layout { x, scales, ids, weights, .. } = self.shape()?.layout();
+        Ok([x, scales, ids, weights].map(|offset| offset as usize))
+    }
+
     fn shape(&self) -> Result<Shape> {
         let wrong = |argument, expected: &str, found: usize| {
             Err(Error::Value { argument, expected: expected.to_owned(), found: found.to_string() })
@@ -131,30 +150,50 @@ impl MoeGroup {
         rank: usize,
         buffers: &[u64],
     ) -> Result<MoeGroup> {
-        if matches!(device, Device::Cpu) {
-            let (expected, found) = ("a GPU or the simulator".to_owned(), "cpu".to_owned());
-            return Err(Error::Device { argument: "device", expected, found });
-        }
-        let dims = shape.shape()?;
         if buffers.len() != shape.ranks {
             let (expected, found) =
                 (format!("[{}], one for each rank", shape.ranks), format!("{:?}", [buffers.len()]));
             return Err(Error::Shape { argument: "buffers", expected, found });
         }
+        for address in buffers {
+            expect_aligned("buffers", *address)?;
+        }
+        // Whether it is a rank is for `attach` to say.
+        let own = buffers.get(rank).copied().unwrap_or(buffers[0]);
+        // SAFETY: the caller keeps the same contract.
+        let group = unsafe { MoeGroup::attach(device, shape, rank, own)? };
+        group.memory.part(0, DType::U8, &[HEADER as usize])?.write_bytes(&buffer::header(buffers))?;
+        Ok(group)
+    }
+
+    /// The rank of a device whose buffer, at this address, [`new`](Self::new) has prepared before: for who keeps only
+    /// the buffer between calls.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub unsafe fn attach(
+        device: &Device,
+        shape: &MoeGroupShape,
+        rank: usize,
+        buffer: u64,
+    ) -> Result<MoeGroup> {
+        if matches!(device, Device::Cpu) {
+            let (expected, found) = ("a GPU or the simulator".to_owned(), "cpu".to_owned());
+            return Err(Error::Device { argument: "device", expected, found });
+        }
+        let dims = shape.shape()?;
         if rank >= shape.ranks {
             let expected = format!("less than {}, the number of ranks", shape.ranks);
             return Err(Error::Value { argument: "rank", expected, found: rank.to_string() });
         }
-        if let Some(wrong) = buffers.iter().find(|address| **address == 0 || !address.is_multiple_of(256)) {
-            let expected = "addresses that are multiples of 256 bytes".to_owned();
-            return Err(Error::Alignment { argument: "buffers", expected, found: format!("{wrong:#x}") });
-        }
+        expect_aligned("buffer", buffer)?;
         let layout = dims.layout();
         // SAFETY: the caller keeps the same contract.
-        let memory = unsafe {
-            Tensor::from_raw_parts(DType::U8, &[layout.bytes as usize], &[1], buffers[rank], device)?
-        };
-        memory.part(0, DType::U8, &[HEADER as usize])?.write_bytes(&buffer::header(buffers))?;
+        let memory =
+            unsafe { Tensor::from_raw_parts(DType::U8, &[layout.bytes as usize], &[1], buffer, device)? };
         let mut group = MoeGroup { shape: dims, layout, rank: rank as u32, memory, timeout: 0 };
         group.set_timeout(TIMEOUT);
         Ok(group)
@@ -276,6 +315,15 @@ impl MoeGroup {
         }
         Ok(())
     }
+}
+
+/// Buffers begin where their parts may.
+fn expect_aligned(argument: &'static str, address: u64) -> Result<()> {
+    if address != 0 && address.is_multiple_of(256) {
+        return Ok(());
+    }
+    let expected = "addresses that are multiples of 256 bytes".to_owned();
+    Err(Error::Alignment { argument, expected, found: format!("{address:#x}") })
 }
 
 /// Puts a rank's tokens into its symmetric buffer, quantized where tokens travel as e4m3.

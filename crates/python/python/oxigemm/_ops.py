@@ -61,6 +61,7 @@ def _nvfp4_by(x, codes, scales, tensor_scale):
 
 def _moe_forward(
     x,
+    scales,
     ids,
     weights,
     gate_up,
@@ -76,7 +77,37 @@ def _moe_forward(
     out,
 ):
     first, second = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
-    _C.moe_forward((x, ids, weights), first, second, (activation, gated, gate), scratch, out)
+    _C.moe_forward((x, scales), (ids, weights), (first, second), (activation, gated, gate), scratch, out)
+
+
+def _moe_group_publish(buffer, sizes, half, rank, timeout, x, ids, weights, factor):
+    _C.moe_group_publish((buffer, (sizes, half), rank, timeout), x, (ids, weights), factor)
+
+
+def _moe_group_forward(
+    buffer,
+    sizes,
+    half,
+    rank,
+    timeout,
+    tokens,
+    most_rows,
+    counts,
+    gate_up,
+    gate_up_scales,
+    gate_up_bias,
+    down,
+    down_scales,
+    down_bias,
+    activation,
+    gated,
+    gate,
+    scratch,
+    out,
+):
+    member, call = (buffer, (sizes, half), rank, timeout), (tokens, most_rows, counts)
+    first, second = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
+    _C.moe_group_forward(member, call, (first, second), (activation, gated, gate), scratch, out)
 
 
 def _moe_top_k(
@@ -120,6 +151,11 @@ def _moe_route(
     _C.moe_route(x, gate, (ids, weights), tensors, (scoring, groups, topk_groups, group_score, renormalize, scale))
 
 
+_EXPERTS = (
+    "Tensor gate_up, Tensor? gate_up_scales, Tensor? gate_up_bias, Tensor down, Tensor? down_scales, "
+    "Tensor? down_bias, str activation, bool gated, float[]? gate"
+)
+_RANK = "Tensor(b!) buffer, int[] sizes, bool half, int rank, float timeout"
 _ROUTING = (
     "Tensor(i!) ids, Tensor(w!) weights, Tensor? bias, Tensor? token_mask, Tensor? token_count, Tensor? expert_mask, "
     "Tensor? map, str scoring, int groups, int topk_groups, str group_score, bool renormalize, float scale"
@@ -172,10 +208,13 @@ OPERATORS = {
     ),
     "moe_unpermute": ("Tensor rows, Tensor places, Tensor weights, Tensor(o!) out", _C.moe_unpermute),
     "moe_forward": (
-        "Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor? gate_up_scales, Tensor? gate_up_bias, "
-        "Tensor down, Tensor? down_scales, Tensor? down_bias, str activation, bool gated, float[]? gate, "
-        "Tensor(s!) scratch, Tensor(o!) out",
+        f"Tensor x, Tensor? scales, Tensor ids, Tensor weights, {_EXPERTS}, Tensor(s!) scratch, Tensor(o!) out",
         _moe_forward,
+    ),
+    "moe_group_publish": (f"{_RANK}, Tensor x, Tensor ids, Tensor weights, float factor", _moe_group_publish),
+    "moe_group_forward": (
+        f"{_RANK}, int tokens, int? most_rows, Tensor(c!)? counts, {_EXPERTS}, Tensor(s!) scratch, Tensor(o!) out",
+        _moe_group_forward,
     ),
     "zero_padding_rows": ("Tensor ids, int num_groups, Tensor(d!) d", _C.zero_padding_rows),
     "moe_top_k": (f"Tensor logits, {_ROUTING}", _moe_top_k),

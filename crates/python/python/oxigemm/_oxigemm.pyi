@@ -38,6 +38,13 @@ RouterLists = Tuple[Optional[Any], Optional[Any], Optional[Any], Optional[Any], 
 #: Scoring, groups, groups that are chosen from, score of a group, renormalization, scale.
 RouterChoice = Tuple[str, int, int, str, bool, float]
 
+#: A weight of experts, its scales and its bias.
+ExpertWeight = Tuple[Any, Optional[Any], Optional[Any]]
+#: Ranks, tokens, choices, experts and columns of a group; and whether tokens travel as bfloat16.
+GroupSizes = Tuple[Tuple[int, ...], bool]
+#: A buffer, its sizes, the rank, and the seconds after which another one counts as missing.
+GroupRank = Tuple[Any, GroupSizes, int, float]
+
 class GemmKind:
     def __init__(self, dtype: str, layout: str, grouping: str) -> None: ...
 
@@ -98,13 +105,26 @@ def moe_permute(ids: Any, alignment: int, tokens: Any, groups: Any, ends: Any, p
 def moe_unpermute(rows: Any, places: Any, weights: Any, out: Any) -> None: ...
 def moe_scratch_bytes(choices: Tuple[int, int], experts: Tuple[int, int, int], half: bool) -> int: ...
 def moe_forward(
-    routed: Tuple[Any, Any, Any],
-    gate_up: Tuple[Any, Optional[Any], Optional[Any]],
-    down: Tuple[Any, Optional[Any], Optional[Any]],
+    tokens: Tuple[Any, Optional[Any]],
+    choices: Tuple[Any, Any],
+    weights: Tuple[ExpertWeight, ExpertWeight],
     between: Tuple[str, bool, Optional[Tuple[float, float, float]]],
     scratch: Any,
     out: Any,
 ) -> None: ...
+def moe_group_layout(sizes: GroupSizes) -> Tuple[int, Tuple[int, int, int, int]]: ...
+def moe_group_scratch_bytes(sizes: GroupSizes, inner: int, most_rows: Optional[int]) -> int: ...
+def moe_group_init(rank: GroupRank, buffers: Sequence[int]) -> None: ...
+def moe_group_publish(rank: GroupRank, x: Any, choices: Tuple[Any, Any], factor: float) -> None: ...
+def moe_group_forward(
+    rank: GroupRank,
+    call: Tuple[int, Optional[int], Optional[Any]],
+    weights: Tuple[ExpertWeight, ExpertWeight],
+    between: Tuple[str, bool, Optional[Tuple[float, float, float]]],
+    scratch: Any,
+    out: Any,
+) -> None: ...
+def moe_group_check(rank: GroupRank) -> None: ...
 def zero_padding_rows(ids: Any, num_groups: int, d: Any) -> None: ...
 def moe_route(x: Any, gate: Any, outputs: Pair, lists: RouterLists, choice: RouterChoice) -> None: ...
 def moe_top_k(logits: Any, outputs: Pair, lists: RouterLists, choice: RouterChoice) -> None: ...

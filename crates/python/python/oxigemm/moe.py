@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import dtype_name, empty, expect_elements, expect_int, expect_matrix, expect_shape
+from ._arrays import empty, expect_elements, expect_int, expect_matrix
+from ._moe_experts import Biases, Gate, Weight, expect_columns, experts_of
+from ._moe_peers import PeerGroup, symmetric_group
 from ._router import Routing, route, top_k
-from .errors import ArgumentError, ArgumentTypeError
+from .errors import ArgumentError
 
 __all__ = [
+    "PeerGroup",
     "Permuted",
     "Routing",
     "forward",
     "permute",
     "route",
     "rows_needed",
+    "symmetric_group",
     "top_k",
     "unpermute",
     "zero_padding_rows",
@@ -111,10 +115,6 @@ def unpermute(rows: Any, places: Any, weights: Any, out: Optional[Any] = None) -
     return out
 
 
-#: A weight of all experts: bfloat16, or codes with their scales.
-Weight = Union[Any, Tuple[Any, Any]]
-
-
 def forward(
     x: Any,
     ids: Any,
@@ -122,10 +122,11 @@ def forward(
     gate_up: Weight,
     down: Weight,
     *,
-    biases: Tuple[Optional[Any], Optional[Any]] = (None, None),
+    biases: Biases = (None, None),
     activation: str = "silu",
     gated: bool = True,
-    gate: Optional[Tuple[float, float, float]] = None,
+    gate: Gate = None,
+    group: Optional[PeerGroup] = None,
     out: Optional[Any] = None,
 ) -> Any:
     """``out[t] = sum over c of weights[t, c] * down[e] · (act(gate[e] · x[t]) * (up[e] · x[t]))``, e = ids[t, c].
@@ -133,7 +134,8 @@ def forward(
     ========= ============================================== =======================================================
     argument  shape                                          type
     ========= ============================================== =======================================================
-    x         [T, K]                                         bfloat16; rows of any pitch
+    x         [T, K]                                         bfloat16, rows of any pitch; or a pair: e4m3 with float32
+                                                             scales of 1x128, both contiguous
     ids       [T, C]                                         int32, contiguous; a number that is no expert adds nothing
     weights   [T, C]                                         float32, contiguous
     gate_up   [E, 2I, K], gates first; [E, I, K] if not      bfloat16, or a pair: e4m3 with float32 scales of 128x128
@@ -153,44 +155,28 @@ def forward(
     Five kernels: permutation, gather and quantization, GEMM with activation, gate and quantization, GEMM, weighted sum.
     Nothing is read back, and memory comes from torch's allocator: a CUDA graph may be replayed with other choices.
 
+    With a ``group`` experts lie on several GPUs: ``ids`` count those of all ranks, the weights are those of this rank's
+    experts, and all ranks make the call. A ``PeerGroup`` reaches the memory of its peers.
+
     >>> out = forward(hidden_states, ids, weights, (w1, w1_scales), (w2, w2_scales))
     """
+    experts = experts_of(gate_up, down, biases, activation, gated, gate)
+    if group is not None:
+        return group.routed(x, ids, weights, experts, out)
+    x, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
     (tokens, columns), (rows, topk) = expect_matrix("x", x), expect_matrix("ids", ids)
-    (w1, s1), (w2, s2) = _parts("gate_up", gate_up), _parts("down", down)
-    if not isinstance(biases, (tuple, list)) or len(biases) != 2:
-        message = f"`biases` has the wrong type: expected a pair, found {type(biases).__name__}"
-        raise ArgumentTypeError(message, "biases")
-    if not isinstance(gated, bool):
-        message = f"`gated` has the wrong type: expected a bool, found {type(gated).__name__}"
-        raise ArgumentTypeError(message, "gated")
-    experts, both, outer = expect_shape("gate_up", w1, 3)
-    outer *= 2 if dtype_name(w1.dtype) == "uint8" else 1
     if rows != tokens:
         raise ArgumentError(f"`ids` has the wrong shape: expected ({tokens}, C), found {tuple(ids.shape)}", "ids")
-    if outer != columns:
-        message = f"`gate_up` has the wrong shape: expected a K of {columns}, as `x` has, found {tuple(w1.shape)}"
-        raise ArgumentError(message, "gate_up")
-    inner = both // 2 if gated else both
-    size = _C.moe_scratch_bytes((tokens, topk), (experts, inner, outer), s1 is None)
+    expect_columns(experts, columns)
+    size = _C.moe_scratch_bytes((tokens, topk), (experts.count, experts.inner, columns), experts.is_half)
     scratch = empty(x, (size,), "uint8")
     out = empty(x, (tokens, columns), "bfloat16") if out is None else out
-    first, second = (w1, s1, biases[0]), (w2, s2, biases[1])
+    first, second, between = experts.gate_up, experts.down, experts.between
     if _call.is_compiling():
-        _call.ops().moe_forward(x, ids, weights, *first, *second, activation, gated, gate, scratch, out)
+        _call.ops().moe_forward(x, scales, ids, weights, *first, *second, *between, scratch, out)
     else:
-        _C.moe_forward((x, ids, weights), first, second, (activation, gated, gate), scratch, out)
+        _C.moe_forward((x, scales), (ids, weights), (first, second), between, scratch, out)
     return out
-
-
-def _parts(argument: str, weight: Weight) -> Tuple[Any, Optional[Any]]:
-    """A weight and its scales, if it has some."""
-    if not isinstance(weight, (tuple, list)):
-        return weight, None
-    if len(weight) != 2:
-        message = f"`{argument}` has the wrong type: expected codes and scales, found {len(weight)} values"
-        raise ArgumentTypeError(message, argument)
-    codes, scales = weight
-    return codes, scales
 
 
 def zero_padding_rows(ids: Any, num_groups: int, d: Any) -> None:

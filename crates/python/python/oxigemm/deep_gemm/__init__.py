@@ -78,6 +78,20 @@ from .layout import (
     get_tma_aligned_size,
     transform_sf_into_required_layout,
 )
+from .mega import (
+    SymmBuffer,
+    bf16_mega_moe,
+    fp8_fp4_mega_moe,
+    fp8_mega_moe,
+    get_block_m_for_mega_moe,
+    get_symm_buffer_for_mega_moe,
+    get_token_alignment_for_mega_moe,
+    mega_moe_pre_dispatch,
+    mega_moe_pre_dispatch_sm90,
+    transform_weights_for_mega_moe,
+    transform_weights_for_mega_moe_sm90,
+    transform_weights_for_mega_moe_sm90_fp4,
+)
 from .settings import (
     get_deterministic_algorithms,
     get_k_alignment_for_contiguous_layout,
@@ -129,6 +143,7 @@ from .utils import (
 
 __all__ = [
     "OxigemmError",
+    "SymmBuffer",
     "__version__",
     "align",
     "assert_bitwise_equal",
@@ -139,6 +154,7 @@ __all__ = [
     "bf16_gemm_tn",
     "bf16_gemm_tt",
     "bf16_m_grouped_gemm_nt_masked",
+    "bf16_mega_moe",
     "calc_diff",
     "cast_back_from_fp4",
     "cast_back_from_fp8",
@@ -163,6 +179,7 @@ __all__ = [
     "fp8_fp4_gemm_nt",
     "fp8_fp4_gemm_tn",
     "fp8_fp4_gemm_tt",
+    "fp8_fp4_mega_moe",
     "fp8_fp4_mqa_logits",
     "fp8_fp4_paged_mqa_logits",
     "fp8_gemm_nn",
@@ -171,9 +188,11 @@ __all__ = [
     "fp8_gemm_tn",
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",
+    "fp8_mega_moe",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
     "get_arch_major",
+    "get_block_m_for_mega_moe",
     "get_deterministic_algorithms",
     "get_k_alignment_for_contiguous_layout",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
@@ -185,9 +204,11 @@ __all__ = [
     "get_num_sms",
     "get_paged_mqa_logits_metadata",
     "get_pdl",
+    "get_symm_buffer_for_mega_moe",
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
+    "get_token_alignment_for_mega_moe",
     "ignore_env",
     "k_grouped_bf16_gemm_tn_contiguous",
     "k_grouped_fp16_gemm_tn_contiguous",
@@ -208,6 +229,8 @@ __all__ = [
     "m_grouped_fp8_gemm_nn_contiguous",
     "m_grouped_fp8_gemm_nt_contiguous",
     "m_grouped_fp8_gemm_nt_masked",
+    "mega_moe_pre_dispatch",
+    "mega_moe_pre_dispatch_sm90",
     "pack_ue8m0_to_int",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
@@ -231,6 +254,9 @@ __all__ = [
     "tf32_gemm_tt",
     "tf32_hc_prenorm_gemm",
     "transform_sf_into_required_layout",
+    "transform_weights_for_mega_moe",
+    "transform_weights_for_mega_moe_sm90",
+    "transform_weights_for_mega_moe_sm90_fp4",
     "transpose_packed_fp4",
     "unpack_e4m3_sf_from_int",
     "unpack_ue8m0_from_int",
@@ -238,3 +264,4 @@ __all__ = [
     "utils",
 ]
 # End of what is generated.
+from . import _C  # noqa: E402, F401
