@@ -188,18 +188,19 @@ pub(crate) enum SortedRows {
 
 impl SortedRows {
     /// `m` rows of FP8 with I and K columns, in new memory: codes and scales of tokens, then of what is between. Scales
-    /// begin with K: a column of them is what a GEMM loads.
+    /// begin with K: a column of them is what a GEMM loads. Those of tokens are f32, or i32 with four of 32 columns.
     pub fn fp8(
         m: usize,
         [inner, outer]: [usize; 2],
+        scales: DType,
         mut new: impl FnMut(DType, [usize; 2]) -> Result<Tensor>,
     ) -> Result<SortedRows> {
-        let mut rows = |columns: usize| -> Result<[Tensor; 2]> {
+        let mut rows = |columns: usize, scales: DType| -> Result<[Tensor; 2]> {
             let codes = new(DType::E4m3, [m, columns])?;
-            let scales = new(DType::F32, [columns.div_ceil(BLOCK), m])?;
+            let scales = new(scales, [columns.div_ceil(BLOCK), m])?;
             Ok([codes, scales.transpose(0, 1)?])
         };
-        Ok(SortedRows::Fp8 { x: rows(outer)?, hidden: rows(inner)? })
+        Ok(SortedRows::Fp8 { x: rows(outer, scales)?, hidden: rows(inner, DType::F32)? })
     }
 
     /// The first of them.
@@ -272,7 +273,9 @@ impl<'a> SortedCall<'a> {
     ) -> Gemm<'b> {
         let grouping = Grouping::MGrouped(self.groups);
         let fp4 = weight.weight.dtype() == DType::U8;
-        let scale_blocks = if fp4 { [Some(ScaleBlock::Of128), Some(ScaleBlock::Of32)] } else { [None; 2] };
+        let packed = sfa.is_some_and(|scales| scales.dtype() == DType::I32);
+        let of_a = if packed { ScaleBlock::Of32 } else { ScaleBlock::Of128 };
+        let scale_blocks = if fp4 { [Some(of_a), Some(ScaleBlock::Of32)] } else { [None; 2] };
         Gemm { grouping, sfa, sfb: weight.scales, fp4, scale_blocks, ..Gemm::half(a, weight.weight, d) }
     }
 }

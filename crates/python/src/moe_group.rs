@@ -7,12 +7,13 @@ use crate::call::{Arguments, Call, Index};
 use crate::error::from_library;
 use crate::experts::{Between, Experts, Parts};
 
-/// Ranks, tokens, choices of each, experts of a rank and columns; and whether tokens travel as bf16.
-type Sizes = ([usize; 5], bool);
+/// Ranks, tokens, choices of each, experts of a rank and columns; whether tokens travel as bf16, and whether their
+/// scales are packed.
+type Sizes = ([usize; 5], [bool; 2]);
 
-fn shape_of(([ranks, tokens, topk, experts, columns], half): Sizes) -> MoeGroupShape {
+fn shape_of(([ranks, tokens, topk, experts, columns], [half, packed_scales]): Sizes) -> MoeGroupShape {
     let dtype = if half { DType::Bf16 } else { DType::E4m3 };
-    MoeGroupShape { ranks, tokens, topk, experts, columns, dtype }
+    MoeGroupShape { ranks, tokens, topk, experts, columns, dtype, packed_scales }
 }
 
 /// How many bytes a symmetric buffer has, and where tokens, scales, ids and weights begin in it.

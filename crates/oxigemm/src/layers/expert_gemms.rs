@@ -8,7 +8,7 @@ use crate::check::gemm::tensors::{Gemm, Grouping};
 use crate::device::Device;
 use crate::error::Result;
 use crate::moe_experts::{MoeExperts, MoeProjection, SortedCall, SortedRows};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 
 use oxigemm_kernels::gemm::epilogue::Activation;
 
@@ -45,7 +45,7 @@ impl Rows {
             }
             _ => {
                 let new = |dtype, dims: [usize; 2]| Tensor::zeros(dtype, &dims, device);
-                Rows::Fp8(SortedRows::fp8(m, [inner, outer], new)?)
+                Rows::Fp8(SortedRows::fp8(m, [inner, outer], DType::F32, new)?)
             }
         })
     }

@@ -5,7 +5,7 @@ use oxigemm_kernels::exchange::buffer::{self, HEADER, Layout, MAX_RANKS, STATUS,
 use oxigemm_kernels::exchange::{Step as Exchange, THREADS, collect, combine, meet, publish, pull};
 
 use super::MoeRouting;
-use super::input::{run_pull, run_step};
+use super::input::{has_block_scales, run_pull, run_step};
 use super::scratch::{Plan, Rows, expect_bytes};
 use crate::check::{Granularity, MoePermute, MoeUnpermute, int};
 use crate::device::Device;
@@ -37,6 +37,9 @@ pub struct MoeGroupShape {
     pub columns: usize,
     /// How tokens travel: as e4m3 with scales of 1x128, or as bf16.
     pub dtype: DType,
+    /// Whether scales of e4m3 are i32 with four UE8M0 scales of 32 columns each, and not f32 of 128: for FP4 weights on
+    /// Blackwell. Who makes the calls writes tokens by itself then.
+    pub packed_scales: bool,
 }
 
 impl MoeGroupShape {
@@ -46,7 +49,7 @@ impl MoeGroupShape {
     /// use oxigemm::{DType, MoeGroupShape};
     ///
     /// let shape =
-    ///     MoeGroupShape { ranks: 8, tokens: 128, topk: 8, experts: 32, columns: 7168, dtype: DType::E4m3 };
+    ///     MoeGroupShape { ranks: 8, tokens: 128, topk: 8, experts: 32, columns: 7168, dtype: DType::E4m3, packed_scales: false };
     /// assert!(shape.buffer_bytes()? < 18 << 20);
     /// # Ok::<(), oxigemm::Error>(())
     /// ```
@@ -63,7 +66,7 @@ impl MoeGroupShape {
     /// use oxigemm::{DType, MoeGroupShape};
     ///
     /// let shape =
-    ///     MoeGroupShape { ranks: 2, tokens: 8, topk: 2, experts: 4, columns: 256, dtype: DType::Bf16 };
+    ///     MoeGroupShape { ranks: 2, tokens: 8, topk: 2, experts: 4, columns: 256, dtype: DType::Bf16, packed_scales: false };
     /// let [x, scales, ids, weights] = shape.offsets()?;
     /// assert_eq!([scales - x, ids - scales, weights - ids], [8 * 256 * 2, 0, 256]);
     /// # Ok::<(), oxigemm::Error>(())
@@ -80,7 +83,7 @@ impl MoeGroupShape {
         let wrong = |argument, expected: &str, found: usize| {
             Err(Error::Value { argument, expected: expected.to_owned(), found: found.to_string() })
         };
-        let MoeGroupShape { ranks, tokens, topk, experts, columns, dtype } = *self;
+        let MoeGroupShape { ranks, tokens, topk, experts, columns, dtype, packed_scales } = *self;
         if ranks == 0 || ranks > MAX_RANKS as usize {
             return wrong("ranks", "1 to 32 ranks", ranks);
         }
@@ -101,6 +104,11 @@ impl MoeGroupShape {
                 return Err(Error::DType { argument: "dtype", expected, found: other.to_string() });
             }
         };
+        if packed_scales && (dtype != DType::E4m3 || !columns.is_multiple_of(BLOCK)) {
+            let expected = "e4m3 with a multiple of 128 columns".to_owned();
+            let found = format!("{dtype} with {columns}");
+            return Err(Error::Value { argument: "packed_scales", expected, found });
+        }
         let [ranks, tokens, top_k, experts] = [ranks, tokens, topk, experts].map(|size| size as u32);
         Ok(Shape { ranks, tokens, top_k, experts, columns: columns as u32, element, scales: scales as u32 })
     }
@@ -114,6 +122,8 @@ impl MoeGroupShape {
 #[derive(Clone, Debug)]
 pub struct MoeGroup {
     shape: Shape,
+    /// The type of tokens' scales.
+    scales: DType,
     layout: Layout,
     rank: u32,
     memory: Tensor,
@@ -129,7 +139,7 @@ impl MoeGroup {
     /// use oxigemm::{DType, Device, MoeGroup, MoeGroupShape, Tensor};
     ///
     /// let device = Device::sim();
-    /// let shape = MoeGroupShape { ranks: 1, tokens: 4, topk: 2, experts: 8, columns: 128, dtype: DType::Bf16 };
+    /// let shape = MoeGroupShape { ranks: 1, tokens: 4, topk: 2, experts: 8, columns: 128, dtype: DType::Bf16, packed_scales: false };
     /// let buffer = Tensor::zeros(DType::U8, &[shape.buffer_bytes()?], &device)?;
     /// // SAFETY: the buffer outlives the group.
     /// let group = unsafe { MoeGroup::new(&device, &shape, 0, &[buffer.address()])? };
@@ -194,7 +204,12 @@ impl MoeGroup {
         // SAFETY: the caller keeps the same contract.
         let memory =
             unsafe { Tensor::from_raw_parts(DType::U8, &[layout.bytes as usize], &[1], buffer, device)? };
-        let mut group = MoeGroup { shape: dims, layout, rank: rank as u32, memory, timeout: 0 };
+        let scales = if shape.packed_scales { DType::I32 } else { DType::F32 };
+        if shape.packed_scales && !has_block_scales(device)? {
+            let expected = "false, as this GPU's tensor core has no scales of 32".to_owned();
+            return Err(Error::Value { argument: "packed_scales", expected, found: "true".to_owned() });
+        }
+        let mut group = MoeGroup { shape: dims, scales, layout, rank: rank as u32, memory, timeout: 0 };
         group.set_timeout(TIMEOUT);
         Ok(group)
     }
@@ -221,12 +236,12 @@ impl MoeGroup {
         self.part(self.layout.x, dtype, self.shape.columns)
     }
 
-    /// Their scales, `[tokens, ceil(columns / 128)]` f32; none of bf16.
+    /// Their scales, `[tokens, ceil(columns / 128)]` f32 or i32; none of bf16.
     ///
     /// # Errors
     /// As [`x`](Self::x).
     pub fn scales(&self) -> Result<Tensor> {
-        self.part(self.layout.scales, DType::F32, self.shape.scales)
+        self.part(self.layout.scales, self.scales, self.shape.scales)
     }
 
     /// Their weights, `[tokens, topk]` f32.
@@ -299,7 +314,7 @@ impl MoeGroup {
             rank: self.rank,
             ranks: self.shape.ranks,
             tokens: tokens as u32,
-            digest: self.shape.digest(),
+            digest: self.shape.digest() ^ u32::from(self.scales == DType::I32),
             first: u32::from(first),
             timeout: self.timeout,
         };
@@ -370,6 +385,9 @@ pub fn moe_publish(
     let copied = if group.is_half() {
         let (pitch, _) = x_in.tma_rows()?;
         Some(pitch)
+    } else if group.scales == DType::I32 {
+        let expected = "f32 scales; tokens with packed ones are written by who makes the calls".to_owned();
+        return Err(Error::Value { argument: "group", expected, found: "packed scales".to_owned() });
     } else {
         let rows = |tensor: Tensor| tensor.narrow(0, 0, tokens);
         let (mut codes, mut scales) = (rows(group.x()?)?, rows(group.scales()?)?);
@@ -403,7 +421,7 @@ pub fn moe_publish(
 /// use oxigemm::{DType, MoeGroupShape, moe_group_scratch_bytes};
 ///
 /// let shape =
-///     MoeGroupShape { ranks: 8, tokens: 128, topk: 8, experts: 32, columns: 7168, dtype: DType::E4m3 };
+///     MoeGroupShape { ranks: 8, tokens: 128, topk: 8, experts: 32, columns: 7168, dtype: DType::E4m3, packed_scales: false };
 /// let all = moe_group_scratch_bytes(&shape, 2048, None)?;
 /// assert!(moe_group_scratch_bytes(&shape, 2048, Some(2048))? < all);
 /// # Ok::<(), oxigemm::Error>(())
@@ -502,7 +520,7 @@ pub fn moe_forward_group(
     group.expect_tokens(call.tokens)?;
     let layout = Scratch::new(dims, group.is_half(), group.choices(), call.most_rows);
     expect_bytes(scratch, layout.bytes, "moe_group_scratch_bytes")?;
-    let mut rows = layout.plan.rows(scratch)?;
+    let mut rows = layout.plan.rows(scratch, group.scales)?;
     let list = |nth: usize, dtype| scratch.part(layout.starts[nth], dtype, &group.choices());
     let (ids, weights) = (list(0, DType::I32)?, list(1, DType::F32)?);
 

@@ -10,6 +10,7 @@ use crate::device::backend::with_backend;
 use crate::device::launch::{Geometry, KernelLaunch, KernelParams};
 use crate::error::{Error, Result};
 use crate::launch::{LaunchOptions, Step, run_steps};
+use crate::layers::{LayerOptions, Recipe, Strategy};
 use crate::moe_experts::{ALIGNMENT, BLOCK, MoeExperts, SortedRows};
 use crate::tensor::{DType, Tensor};
 
@@ -21,7 +22,7 @@ const PULLING: u32 = 1024;
 pub(super) enum Input<'a> {
     /// `[T, K]` bf16.
     Half(&'a Tensor),
-    /// `[T, K]` e4m3, and `[T, ceil(K/128)]` f32.
+    /// `[T, K]` e4m3, and `[T, ceil(K/128)]` f32, or i32 with four scales of 32 columns.
     Quantized(&'a Tensor, &'a Tensor),
 }
 
@@ -40,9 +41,18 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// The type that their scales have in rows.
+    pub fn scales(self) -> DType {
+        match self {
+            Input::Quantized(_, scales) => scales.dtype(),
+            Input::Half(_) => DType::F32,
+        }
+    }
+
     /// The rules of tokens that are quantized already.
     pub fn check(self, experts: &MoeExperts<'_>) -> Result<()> {
         let Input::Quantized(x, scales) = self else { return Ok(()) };
+        let device = x.device();
         let (x, scales) = (x.describe("x"), scales.describe("scales"));
         if experts.is_half() {
             let expected = "e4m3 or u8, as `x` is quantized".to_owned();
@@ -54,11 +64,18 @@ impl<'a> Input<'a> {
         }
         x.expect_contiguous()?;
         x.expect_aligned(16)?;
-        scales.expect_dtype(&[DType::F32])?;
+        let packed = experts.gate_up.weight.dtype() == DType::U8 && has_block_scales(device)?;
+        scales.expect_dtype(if packed { &[DType::F32, DType::I32] } else { &[DType::F32] })?;
         scales.expect_shape(&[tokens, (columns + 127) / 128], "one for each 128 of a row of `x`")?;
         scales.expect_contiguous()?;
         scales.expect_device(&x)
     }
+}
+
+/// Whether a tensor core applies scales of 32 to what it multiplies; the reference does.
+pub(super) fn has_block_scales(device: &Device) -> Result<bool> {
+    let strategy = Recipe::Mxfp8.runs_on(device, &LayerOptions::default())?;
+    Ok(matches!(device, Device::Cpu) || strategy == Strategy::BlockScaled)
 }
 
 /// Rows of tokens and of their scales. The arguments have been checked.
@@ -129,7 +146,7 @@ fn gather_on_cpu(from: [&Tensor; 2], tokens: &Tensor, [codes, scales]: [&Tensor;
     codes.clone().write_bytes(&rows)?;
     let rows: Vec<u8> = tokens.iter().flat_map(|token| row(from[1], &from_scales, *token)).collect();
     let dims = [tokens.len(), from[1].dims()[1]];
-    let sorted = Tensor::from_bytes(DType::F32, &rows, &dims, &Device::cpu())?;
+    let sorted = Tensor::from_bytes(scales.dtype(), &rows, &dims, &Device::cpu())?;
     // Scales of sorted rows begin with K.
     scales.transpose(0, 1)?.write_bytes(&sorted.transpose(0, 1)?.contiguous()?.to_bytes()?)
 }

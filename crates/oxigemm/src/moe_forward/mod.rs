@@ -95,7 +95,8 @@ pub fn moe_forward(
 }
 
 /// [`moe_forward`] of tokens that are quantized already: `x` is `[T, K]` e4m3, `scales` `[T, ceil(K/128)]` f32, both
-/// without gaps, and K a multiple of 16. Weights are e4m3 or FP4.
+/// without gaps, and K a multiple of 16. Weights are e4m3 or FP4. For FP4 on Blackwell, `scales` may also be i32: four
+/// UE8M0 scales of 32 columns each.
 ///
 /// # Errors
 /// As [`moe_forward`].
@@ -160,7 +161,7 @@ fn forward(
         return Ok(());
     }
     let plan = Plan::new(dims, experts.is_half(), [tokens, topk]);
-    let mut rows = plan.rows(scratch)?;
+    let mut rows = plan.rows(scratch, input.scales())?;
     moe_permute(routing.ids, ALIGNMENT, rows.lists(), &options.into())?;
     let format = Recipe::Fp8.scale_format(out.device())?;
     let call = SortedCall::new(&rows.ends, tokens * topk, options);

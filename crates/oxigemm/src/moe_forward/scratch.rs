@@ -56,8 +56,8 @@ impl Plan {
         Plan { dims, is_half, choices, m, starts, bytes }
     }
 
-    /// The parts of the scratch memory.
-    pub fn rows(&self, scratch: &Tensor) -> Result<Rows> {
+    /// The parts of the scratch memory. Scales of tokens are of this type.
+    pub fn rows(&self, scratch: &Tensor, scales: DType) -> Result<Rows> {
         expect_bytes(scratch, self.bytes, "moe_scratch_bytes")?;
         let [tokens, groups, ends, places, a, sfa, h, sfh, out] = self.starts;
         let (Dims { experts, inner, outer }, m) = (self.dims, self.m);
@@ -72,7 +72,7 @@ impl Plan {
                 true => SortedRows::Half { x: half(a, outer)?, hidden: half(h, inner)? },
                 false => {
                     let mut starts = [a, sfa, h, sfh].into_iter();
-                    SortedRows::fp8(m, [inner, outer], |dtype, dims| {
+                    SortedRows::fp8(m, [inner, outer], scales, |dtype, dims| {
                         scratch.part(starts.next().expect("four parts"), dtype, &dims)
                     })?
                 }

@@ -132,7 +132,15 @@ impl Tokens {
 
 fn shape(ranks: usize, weights: &Weights) -> MoeGroupShape {
     let experts = weights.experts / ranks;
-    MoeGroupShape { ranks, tokens: MOST, topk: TOPK, experts, columns: OUTER, dtype: weights.dtype }
+    MoeGroupShape {
+        ranks,
+        tokens: MOST,
+        topk: TOPK,
+        experts,
+        columns: OUTER,
+        dtype: weights.dtype,
+        packed_scales: false,
+    }
 }
 
 /// A rank of a test: its group, its experts, and memory for a call.
