@@ -6,12 +6,14 @@ from typing import Any, Optional, Sequence, Tuple
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import empty, expect_elements, expect_int, expect_matrix, expect_shape, is_torch
+from ._arrays import empty, expect_bool, expect_elements, expect_int, expect_matrix, expect_shape, is_torch
 from ._moe_experts import Biases, Experts, Gate, Weight, experts_of
 from .errors import ArgumentError, ArgumentTypeError
 
 #: How tokens travel: as e4m3 with float32 scales of 1x128, or as they are.
 _TRAVEL = ("float8_e4m3fn", "bfloat16")
+#: Ranks, tokens, choices, experts and columns; whether tokens travel as bfloat16, and whether scales are packed.
+_Sizes = Tuple[Tuple[int, ...], Tuple[bool, bool]]
 
 
 class PeerGroup:
@@ -32,6 +34,7 @@ class PeerGroup:
     experts    experts of a rank
     columns    columns of a token: a multiple of 16
     dtype      how tokens travel: "float8_e4m3fn" with scales of 1x128, or "bfloat16"
+    packed     whether scales are int32, with four UE8M0 scales of 32 columns each: for FP4 weights on Blackwell
     timeout    after how many seconds in a barrier another rank counts as missing
     ========== ======================================================================================================
 
@@ -51,13 +54,14 @@ class PeerGroup:
         experts: int,
         columns: int,
         dtype: str = "float8_e4m3fn",
+        packed: bool = False,
         timeout: float = 60.0,
     ) -> None:
         expect_shape("buffer", buffer, 1)
         expect_elements("buffer", buffer, ("uint8",))
         self.buffer = buffer
         self.buffers = [expect_int("buffers", address, 0, (1 << 64) - 1) for address in buffers]
-        self._sizes = _sizes(len(self.buffers), tokens, topk, experts, columns, dtype)
+        self._sizes = _sizes(len(self.buffers), tokens, topk, experts, columns, dtype, packed)
         self.rank = expect_int("rank", rank, 0, max(len(self.buffers) - 1, 0))
         self.timeout = _seconds(timeout)
         self.tokens, self.topk, self.experts, self.columns = tokens, topk, experts, columns
@@ -65,11 +69,12 @@ class PeerGroup:
         self.dtype = dtype
         _C.moe_group_init(self._self, self.buffers)
         _, offsets = _C.moe_group_layout(self._sizes)
-        half = dtype == "bfloat16"
-        parts = [(columns, dtype), (0 if half else -(-columns // 128), "float32"), (topk, "int64"), (topk, "float32")]
+        blocks = 0 if dtype == "bfloat16" else -(-columns // 128)
+        scales = (blocks, "int32" if packed else "float32")
+        parts = [(columns, dtype), scales, (topk, "int64"), (topk, "float32")]
         #: [tokens, columns]: this rank's tokens. ``publish`` writes them, or who calls ``forward`` without tokens.
         self.x: Any
-        #: [tokens, columns / 128] float32: their scales; without columns if they are bfloat16.
+        #: [tokens, columns / 128] float32 or int32: their scales; without columns if they are bfloat16.
         self.scales: Any
         #: [tokens, topk] int64: experts of all ranks. Another number is no expert.
         self.ids: Any
@@ -80,13 +85,22 @@ class PeerGroup:
         )
 
     @staticmethod
-    def bytes(*, ranks: int, tokens: int, topk: int, experts: int, columns: int, dtype: str = "float8_e4m3fn") -> int:
+    def bytes(
+        *,
+        ranks: int,
+        tokens: int,
+        topk: int,
+        experts: int,
+        columns: int,
+        dtype: str = "float8_e4m3fn",
+        packed: bool = False,
+    ) -> int:
         """How many bytes the buffer of each rank has.
 
         >>> PeerGroup.bytes(ranks=8, tokens=128, topk=8, experts=32, columns=7168) < 18 << 20
         True
         """
-        count, _ = _C.moe_group_layout(_sizes(ranks, tokens, topk, experts, columns, dtype))
+        count, _ = _C.moe_group_layout(_sizes(ranks, tokens, topk, experts, columns, dtype, packed))
         return count
 
     @property
@@ -95,7 +109,7 @@ class PeerGroup:
         return len(self.buffers)
 
     @property
-    def _self(self) -> Tuple[Any, Tuple[Tuple[int, ...], bool], int, float]:
+    def _self(self) -> Tuple[Any, _Sizes, int, float]:
         return self.buffer, self._sizes, self.rank, self.timeout
 
     def publish(self, x: Any, ids: Any, weights: Any, factor: float = 1.0) -> None:
@@ -107,8 +121,9 @@ class PeerGroup:
         >>> group.publish(hidden_states, ids, weights)
         """
         if _call.is_compiling():
-            (count, half), ops = self._sizes, _call.ops()
-            ops.moe_group_publish(self.buffer, list(count), half, self.rank, self.timeout, x, ids, weights, factor)
+            (counts, flags), ops = self._sizes, _call.ops()
+            rank = self.buffer, list(counts), list(flags), self.rank, self.timeout
+            ops.moe_group_publish(*rank, x, ids, weights, factor)
         else:
             _C.moe_group_publish(self._self, x, (ids, weights), factor)
 
@@ -152,8 +167,8 @@ class PeerGroup:
         out = empty(self.buffer, (tokens, self.columns), "bfloat16") if out is None else out
         first, second, between = experts.gate_up, experts.down, experts.between
         if _call.is_compiling():
-            (count, half), ops = self._sizes, _call.ops()
-            rank = self.buffer, list(count), half, self.rank, self.timeout
+            (sizes, flags), ops = self._sizes, _call.ops()
+            rank = self.buffer, list(sizes), list(flags), self.rank, self.timeout
             ops.moe_group_forward(*rank, tokens, most_rows, counts, *first, *second, *between, scratch, out)
         else:
             _C.moe_group_forward(self._self, (tokens, most_rows, counts), (first, second), between, scratch, out)
@@ -182,6 +197,7 @@ def symmetric_group(
     experts: int,
     columns: int,
     dtype: str = "float8_e4m3fn",
+    packed: bool = False,
     device: Any = None,
     timeout: float = 60.0,
 ) -> PeerGroup:
@@ -195,7 +211,7 @@ def symmetric_group(
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
-    sizes = dict(tokens=tokens, topk=topk, experts=experts, columns=columns, dtype=dtype)
+    sizes = dict(tokens=tokens, topk=topk, experts=experts, columns=columns, dtype=dtype, packed=packed)
     if group is None:
         memory = torch.empty(PeerGroup.bytes(ranks=1, **sizes), dtype=torch.uint8, device=device)
         return PeerGroup(memory, [memory.data_ptr()], rank=0, timeout=timeout, **sizes)
@@ -212,14 +228,14 @@ def symmetric_group(
     return made
 
 
-def _sizes(ranks: int, tokens: int, topk: int, experts: int, columns: int, dtype: str) -> Tuple[Tuple[int, ...], bool]:
+def _sizes(ranks: int, tokens: int, topk: int, experts: int, columns: int, dtype: str, packed: bool) -> _Sizes:
     names = ("ranks", "tokens", "topk", "experts", "columns")
     counts = (ranks, tokens, topk, experts, columns)
     found = tuple(expect_int(name, count, 0, (1 << 31) - 1) for name, count in zip(names, counts))
     if dtype not in _TRAVEL:
         message = f"`dtype` is unknown: expected 'float8_e4m3fn' or 'bfloat16', found {dtype!r}"
         raise ArgumentError(message, "dtype")
-    return found, dtype == "bfloat16"
+    return found, (dtype == "bfloat16", expect_bool("packed", packed))
 
 
 def _seconds(timeout: Any) -> float:

@@ -80,14 +80,14 @@ def _moe_forward(
     _C.moe_forward((x, scales), (ids, weights), (first, second), (activation, gated, gate), scratch, out)
 
 
-def _moe_group_publish(buffer, sizes, half, rank, timeout, x, ids, weights, factor):
-    _C.moe_group_publish((buffer, (sizes, half), rank, timeout), x, (ids, weights), factor)
+def _moe_group_publish(buffer, sizes, flags, rank, timeout, x, ids, weights, factor):
+    _C.moe_group_publish((buffer, (sizes, flags), rank, timeout), x, (ids, weights), factor)
 
 
 def _moe_group_forward(
     buffer,
     sizes,
-    half,
+    flags,
     rank,
     timeout,
     tokens,
@@ -105,7 +105,7 @@ def _moe_group_forward(
     scratch,
     out,
 ):
-    member, call = (buffer, (sizes, half), rank, timeout), (tokens, most_rows, counts)
+    member, call = (buffer, (sizes, flags), rank, timeout), (tokens, most_rows, counts)
     first, second = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
     _C.moe_group_forward(member, call, (first, second), (activation, gated, gate), scratch, out)
 
@@ -155,7 +155,7 @@ _EXPERTS = (
     "Tensor gate_up, Tensor? gate_up_scales, Tensor? gate_up_bias, Tensor down, Tensor? down_scales, "
     "Tensor? down_bias, str activation, bool gated, float[]? gate"
 )
-_RANK = "Tensor(b!) buffer, int[] sizes, bool half, int rank, float timeout"
+_RANK = "Tensor(b!) buffer, int[] sizes, bool[] flags, int rank, float timeout"
 _ROUTING = (
     "Tensor(i!) ids, Tensor(w!) weights, Tensor? bias, Tensor? token_mask, Tensor? token_count, Tensor? expert_mask, "
     "Tensor? map, str scoring, int groups, int topk_groups, str group_score, bool renormalize, float scale"

@@ -40,8 +40,8 @@ RouterChoice = Tuple[str, int, int, str, bool, float]
 
 #: A weight of experts, its scales and its bias.
 ExpertWeight = Tuple[Any, Optional[Any], Optional[Any]]
-#: Ranks, tokens, choices, experts and columns of a group; and whether tokens travel as bfloat16.
-GroupSizes = Tuple[Tuple[int, ...], bool]
+#: Ranks, tokens, choices, experts and columns of a group; whether tokens travel as bfloat16, and packed scales.
+GroupSizes = Tuple[Tuple[int, ...], Tuple[bool, bool]]
 #: A buffer, its sizes, the rank, and the seconds after which another one counts as missing.
 GroupRank = Tuple[Any, GroupSizes, int, float]
 

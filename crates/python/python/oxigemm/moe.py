@@ -135,7 +135,8 @@ def forward(
     argument  shape                                          type
     ========= ============================================== =======================================================
     x         [T, K]                                         bfloat16, rows of any pitch; or a pair: e4m3 with float32
-                                                             scales of 1x128, both contiguous
+                                                             scales of 1x128, both contiguous. Scales may be int32
+                                                             with four UE8M0 of 32 for MXFP4 on Blackwell
     ids       [T, C]                                         int32, contiguous; a number that is no expert adds nothing
     weights   [T, C]                                         float32, contiguous
     gate_up   [E, 2I, K], gates first; [E, I, K] if not      bfloat16, or a pair: e4m3 with float32 scales of 128x128

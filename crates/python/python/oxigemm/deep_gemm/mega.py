@@ -91,9 +91,12 @@ class SymmBuffer:
         device = torch.device(device)
         dtype = "bfloat16" if is_half else "float8_e4m3fn"
         sizes = dict(tokens=num_max_tokens_per_rank, topk=num_topk, experts=num_experts // ranks, columns=hidden)
+        packed = not is_half and _call.arch_major(torch.empty(0, device=device)) == 10
         self.peers: Optional[moe.PeerGroup] = None
         if device.type == "cuda":
-            self.peers = moe.symmetric_group(group if ranks > 1 else None, dtype=dtype, device=device, **sizes)
+            self.peers = moe.symmetric_group(
+                group if ranks > 1 else None, dtype=dtype, packed=packed, device=device, **sizes
+            )
             self.buffer: Any = self.peers.buffer
             self.handle = getattr(self.peers, "handle", None)
             self.x, self.x_sf = self.peers.x, self.peers.scales
@@ -101,11 +104,10 @@ class SymmBuffer:
         else:
             rows, self.handle = num_max_tokens_per_rank, None
             self.buffer = self.x = torch.zeros(rows, hidden, device=device).to(getattr(torch, dtype))
-            self.x_sf = torch.zeros(rows, 0 if is_half else hidden // 128, device=device)
+            scales = torch.int32 if packed else torch.float32
+            self.x_sf = torch.zeros(rows, 0 if is_half else hidden // 128, dtype=scales, device=device)
             self.topk_weights = torch.zeros(rows, num_topk, device=device)
             self.topk_idx = torch.zeros(rows, num_topk, dtype=torch.int64, device=device)
-        if _call.arch_major(self.x) == 10:
-            self.x_sf = self.x_sf.view(torch.int32)
         self.topk_idx.fill_(-1)
 
     @property
