@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple, Optional
 
 from . import _call
@@ -10,7 +11,7 @@ from ._arrays import empty, expect_elements, expect_int, expect_matrix
 from ._moe_experts import Biases, Gate, Weight, expect_columns, experts_of
 from ._moe_peers import PeerGroup, symmetric_group
 from ._router import Routing, route, top_k
-from .errors import ArgumentError
+from .errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "PeerGroup",
@@ -126,7 +127,7 @@ def forward(
     activation: str = "silu",
     gated: bool = True,
     gate: Gate = None,
-    group: Optional[PeerGroup] = None,
+    group: Optional[Any] = None,
     out: Optional[Any] = None,
 ) -> Any:
     """``out[t] = sum over c of weights[t, c] * down[e] · (act(gate[e] · x[t]) * (up[e] · x[t]))``, e = ids[t, c].
@@ -157,10 +158,20 @@ def forward(
     Nothing is read back, and memory comes from torch's allocator: a CUDA graph may be replayed with other choices.
 
     With a ``group`` experts lie on several GPUs: ``ids`` count those of all ranks, the weights are those of this rank's
-    experts, and all ranks make the call. A ``PeerGroup`` reaches the memory of its peers.
+    experts, rank r has those from ``r * E``, and all ranks make the call, each with any number of tokens. A rank's sums
+    are rounded to bfloat16 and those of all ranks added in float32, in the order of ranks. A ``PeerGroup`` reaches the
+    memory of its peers.
+
+    A group of torch.distributed exchanges rows by collectives, for torch tensors. A token goes once to each rank with
+    experts of it, as FP8 where the weights are no bfloat16. The host waits for how many rows each rank sends, so a CUDA
+    graph cannot capture the call. Where arguments of ranks do not fit each other, every rank raises an error that names
+    the argument and a rank; a rank that does not call is a timeout of the group.
 
     >>> out = forward(hidden_states, ids, weights, (w1, w1_scales), (w2, w2_scales))
     """
+    if group is not None and not isinstance(group, PeerGroup):
+        layer = (gate_up, down, biases, activation, gated, gate)
+        return _collectives(group).forward(group, (x, ids, weights), layer, out)
     experts = experts_of(gate_up, down, biases, activation, gated, gate)
     if group is not None:
         return group.routed(x, ids, weights, experts, out)
@@ -178,6 +189,18 @@ def forward(
     else:
         _C.moe_forward((x, scales), (ids, weights), (first, second), between, scratch, out)
     return out
+
+
+def _collectives(group: Any) -> Any:
+    """The module for a group of torch.distributed. It imports torch, which has such a group been made with."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if not isinstance(group, getattr(distributed, "ProcessGroup", ())):
+        expected = "a PeerGroup, or a ProcessGroup of torch.distributed with this process in it"
+        message = f"`group` has the wrong type: expected {expected}, found {type(group).__name__}"
+        raise ArgumentTypeError(message, "group")
+    from . import _moe_group
+
+    return _moe_group
 
 
 def zero_padding_rows(ids: Any, num_groups: int, d: Any) -> None:
