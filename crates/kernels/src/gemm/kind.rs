@@ -120,6 +120,11 @@ impl OperandKind {
     /// The same with 32x32 scales for B.
     pub const FP8_32X32: OperandKind = OperandKind::FP8.with_scales_of_32();
 
+    /// A of e4m3 with 1x128 scales, in FP32, and B of MXFP4, which a kernel widens to e4m3: words of four UE8M0 scales of
+    /// 1x32.
+    pub const FP8_MXFP4: OperandKind =
+        OperandKind::fp8([ElementType::E4m3, ElementType::E2m1], ScalesOfB::Rows);
+
     const fn fp8([a, b]: [ElementType; 2], scales: ScalesOfB) -> OperandKind {
         let (a, b) = (Operand::k_major(a), Operand::k_major(b));
         let (scale_block, scale_type) = (ScaleBlock::Of128, ScaleType::F32);
@@ -234,7 +239,15 @@ impl OperandKind {
 
     /// Whether both operands have 1x128 scales.
     pub fn is_1d1d(self) -> bool {
-        self.scales == Some(ScalesOfB::Rows) && !self.has_scales_of_32() && !self.is_block_scaled()
+        self.scales == Some(ScalesOfB::Rows)
+            && !self.has_scales_of_32()
+            && !self.is_block_scaled()
+            && !self.widens_b()
+    }
+
+    /// Whether B is FP4 that a kernel widens to the type of A. Its scales are words of four along K.
+    pub const fn widens_b(self) -> bool {
+        matches!((self.b.element, self.scale_type), (ElementType::E2m1, ScaleType::F32)) && self.has_scales()
     }
 
     /// Whether the operands have scales for 32 elements of K.

@@ -80,6 +80,11 @@ impl Launch {
         MatrixMap::new([shape.k, shape.n], pitch, [BLOCK_K, self.tile_b])
     }
 
+    /// The map of a B of packed FP4 codes that a kernel widens, of bytes with 64-byte swizzle.
+    pub fn map_packed_b(&self, shape: GemmShape, pitch: u64) -> MatrixMap {
+        MatrixMap::new([shape.k.div_ceil(2), shape.n], pitch, [BLOCK_K / 2, self.tile_b])
+    }
+
     /// The map of an operand of 16 or 32 bits: `rows` of M or N by `k`, of which a box has `lines` of 128 bytes.
     pub fn map_lines(&self, operand: Operand, [rows, k]: [u32; 2], pitch: u64, lines: u32) -> MatrixMap {
         let dims = match operand.major {

@@ -1,7 +1,7 @@
 //! Launch geometry of the Hopper kernels, and the tensor map of their scale pipeline.
 
 use super::scale_pipeline::loaded_blocks;
-use super::{f16_persistent, fp8_persistent, fp8_scales32, split_k};
+use super::{f16_persistent, fp8_mxfp4, fp8_persistent, fp8_scales32, split_k};
 use crate::gemm::epilogue::Panels;
 use crate::gemm::params::{PersistentTuning, ScaleLayout, SplitKTuning};
 use crate::gemm::scheduler::dynamic;
@@ -123,6 +123,19 @@ pub(super) fn fp8_scales32(
         Raster { config: *config, shape, tile: config.cluster_tile(1), concurrent, serpentine: None };
     let [cluster_m, cluster_n] = config.cluster;
     Launch { tile_a: cfg.box_rows(cluster_n), tile_b: cfg.block_n / cluster_m, ..raster.launch() }
+}
+
+/// The launch of the persistent FP8 by MXFP4 kernel, whose gates and ups are two boxes of B.
+pub(super) fn fp8_mxfp4(
+    cfg: &fp8_mxfp4::Config,
+    config: &GemmConfig,
+    shape: GemmShape,
+    passes: u32,
+    concurrent: u32,
+) -> Launch {
+    let raster =
+        Raster { config: *config, shape, tile: config.cluster_tile(passes), concurrent, serpentine: None };
+    Launch { tile_a: cfg.box_rows(), tile_b: cfg.tile_columns(), ..raster.launch() }
 }
 
 /// The launch of the persistent 16-bit kernel.

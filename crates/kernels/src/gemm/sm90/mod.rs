@@ -3,6 +3,7 @@
 //! [`Kernel`] is the closed set, `tiles` lists it, `spec` and `launch` answer for its members.
 
 pub mod f16_persistent;
+pub mod fp8_mxfp4;
 pub mod fp8_persistent;
 pub mod fp8_scales32;
 mod launch;

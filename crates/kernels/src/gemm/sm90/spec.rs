@@ -2,10 +2,11 @@
 
 use std::ops::RangeInclusive;
 
-use super::{f16_persistent, fp8_persistent, fp8_scales32, launch, split_k};
+use super::{f16_persistent, fp8_mxfp4, fp8_persistent, fp8_scales32, launch, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::sm90::warpgroups::THREADS;
 use crate::gemm::{GemmConfig, GemmShape, KernelSpec, Launch, OperandKind};
 use oxigemm_ptx::{BuildError, Module};
 
@@ -16,6 +17,8 @@ pub enum Kernel {
     Fp8Persistent(fp8_persistent::Config),
     /// The persistent warp-specialized FP8 kernel with scales of 32.
     Fp8Scales32(fp8_scales32::Config),
+    /// The persistent kernel that multiplies FP8 by MXFP4, which it widens.
+    Fp8Mxfp4(fp8_mxfp4::Config),
     /// The FP8 split-K kernel for small M.
     Fp8SplitK(split_k::fp8::Config),
     /// The persistent warp-specialized kernel for BF16 and FP16.
@@ -30,6 +33,7 @@ impl Kernel {
         match self {
             Kernel::Fp8Persistent(config) => config,
             Kernel::Fp8Scales32(config) => config,
+            Kernel::Fp8Mxfp4(config) => config,
             Kernel::Fp8SplitK(config) => config,
             Kernel::F16Persistent(config) => config,
             Kernel::F16SplitK(config) => config,
@@ -174,6 +178,56 @@ impl KernelSpec for fp8_scales32::Config {
 
     fn tma_stores_f32(&self) -> bool {
         self.tma_stores_f32()
+    }
+
+    fn maps_slabs_of_d(&self) -> bool {
+        false
+    }
+}
+
+impl KernelSpec for fp8_mxfp4::Config {
+    fn name(&self) -> String {
+        self.name()
+    }
+
+    fn build(&self) -> Result<Module, BuildError> {
+        self.build()
+    }
+
+    fn operands(&self) -> OperandKind {
+        OperandKind::FP8_MXFP4
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m, self.block_n]
+    }
+
+    fn tile_columns(&self) -> u32 {
+        self.tile_columns()
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn stages(&self) -> RangeInclusive<u32> {
+        self.stages..=self.stages
+    }
+
+    fn shared_bytes(&self, _stages: u32) -> u32 {
+        self.shared_bytes()
+    }
+
+    fn launch(&self, config: &GemmConfig, shape: GemmShape, passes: u32, concurrent: u32) -> Launch {
+        launch::fp8_mxfp4(self, config, shape, passes, concurrent)
+    }
+
+    fn grouping(&self) -> Grouping {
+        self.grouping
+    }
+
+    fn fusion(&self) -> Fusion {
+        self.fusion
     }
 
     fn maps_slabs_of_d(&self) -> bool {

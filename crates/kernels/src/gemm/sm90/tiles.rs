@@ -1,6 +1,6 @@
 //! Tiles and stages of the Hopper kernels: the closed set.
 
-use super::{Kernel, f16_persistent, fp8_persistent, fp8_scales32, split_k};
+use super::{Kernel, f16_persistent, fp8_mxfp4, fp8_persistent, fp8_scales32, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::operand::f16::{Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
@@ -34,6 +34,9 @@ const FP8_1D1D: &[PersistentTile] = &[(128, 128, 4), (64, 128, 6)];
 const FP8_SCALES32: &[PersistentTile] = &[(128, 128, 5), (64, 128, 7), (64, 64, 10)];
 /// The same, m-grouped.
 const FP8_SCALES32_M_GROUPED: &[PersistentTile] = &[(128, 128, 5), (64, 128, 7)];
+/// FP8 by MXFP4, dense and m-grouped; and with a gate.
+const FP8_MXFP4: &[PersistentTile] = &[(16, 128, 12), (32, 128, 12), (64, 128, 9), (128, 128, 6)];
+const FP8_MXFP4_GATED: &[PersistentTile] = &[(16, 256, 8), (32, 256, 7), (64, 256, 5)];
 /// FP8 with e5m2 operands.
 const FP8_E5M2: &[PersistentTile] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
 /// FP8, m-grouped.
@@ -113,6 +116,17 @@ fn fp8_scales32(tiles: &[PersistentTile], grouping: Grouping) -> impl Iterator<I
     [ScalesOfB::Rows, ScalesOfB::Blocks].into_iter().flat_map(move |scales_of_b| {
         tiles.iter().map(move |&(block_m, block_n, stages)| {
             Kernel::Fp8Scales32(fp8_scales32::Config { block_m, block_n, stages, grouping, scales_of_b })
+        })
+    })
+}
+
+/// Persistent FP8 by MXFP4 kernels, with every epilogue.
+fn fp8_mxfp4(grouping: Grouping) -> impl Iterator<Item = Kernel> {
+    let tiles =
+        [(Fusion::None, FP8_MXFP4), (Fusion::Elementwise, FP8_MXFP4), (Fusion::Gated, FP8_MXFP4_GATED)];
+    tiles.into_iter().flat_map(move |(fusion, tiles)| {
+        tiles.iter().map(move |&(block_m, block_n, stages)| {
+            Kernel::Fp8Mxfp4(fp8_mxfp4::Config { block_m, block_n, stages, grouping, fusion })
         })
     })
 }
@@ -259,5 +273,7 @@ impl Kernel {
             .chain(f16_fused(Grouping::Rows))
             .chain(fp8_scales32(FP8_SCALES32, Grouping::Dense))
             .chain(fp8_scales32(FP8_SCALES32_M_GROUPED, Grouping::Rows))
+            .chain(fp8_mxfp4(Grouping::Dense))
+            .chain(fp8_mxfp4(Grouping::Rows))
     }
 }
