@@ -160,18 +160,19 @@ impl MoeGroup {
         rank: usize,
         buffers: &[u64],
     ) -> Result<MoeGroup> {
+        shape.shape()?;
         if buffers.len() != shape.ranks {
             let (expected, found) =
                 (format!("[{}], one for each rank", shape.ranks), format!("{:?}", [buffers.len()]));
             return Err(Error::Shape { argument: "buffers", expected, found });
         }
-        for address in buffers {
-            expect_aligned("buffers", *address)?;
-        }
         // Whether it is a rank is for `attach` to say.
         let own = buffers.get(rank).copied().unwrap_or(buffers[0]);
         // SAFETY: the caller keeps the same contract.
         let group = unsafe { MoeGroup::attach(device, shape, rank, own)? };
+        for address in buffers {
+            expect_aligned("buffers", *address)?;
+        }
         group.memory.part(0, DType::U8, &[HEADER as usize])?.write_bytes(&buffer::header(buffers))?;
         Ok(group)
     }
@@ -199,7 +200,7 @@ impl MoeGroup {
             let expected = format!("less than {}, the number of ranks", shape.ranks);
             return Err(Error::Value { argument: "rank", expected, found: rank.to_string() });
         }
-        expect_aligned("buffer", buffer)?;
+        expect_aligned("buffers", buffer)?;
         let layout = dims.layout();
         // SAFETY: the caller keeps the same contract.
         let memory =
@@ -372,7 +373,6 @@ pub fn moe_publish(
     }
     for operand in [&ids, &weights] {
         operand.expect_shape(&[tokens, topk], "choices for each row of `x`")?;
-        operand.expect_contiguous()?;
     }
     for operand in [&x_in, &ids, &weights] {
         operand.expect_device(&beside)?;
@@ -382,6 +382,8 @@ pub fn moe_publish(
     if tokens == 0 {
         return Ok(());
     }
+    ids.expect_contiguous()?;
+    weights.expect_contiguous()?;
     let copied = if group.is_half() {
         let (pitch, _) = x_in.tma_rows()?;
         Some(pitch)

@@ -288,7 +288,7 @@ def fp8_fp4_mega_moe(
     >>> fp8_fp4_mega_moe(y, (w1, w1_scales), (w2, w2_scales), buffer)
     """
     _expect_recipe(recipe, ((1, 1, 32),))
-    weights = _bytes(l1_weights), _bytes(l2_weights)
+    weights = _bytes("l1_weights", l1_weights), _bytes("l2_weights", l2_weights)
     _run(y, weights, sym_buffer, cumulative_local_expert_recv_stats, activation, activation_clamp)
 
 
@@ -377,11 +377,11 @@ def _put_choices(choices: Tuple[Any, Any], to: Tuple[Any, Any], rows: int, facto
         to_weights[:rows].mul_(factor)
 
 
-def _bytes(weights: Any) -> Any:
+def _bytes(argument: str, weights: Any) -> Any:
     """FP4 weights whose codes are bytes without a sign."""
     if not isinstance(weights, (tuple, list)) or len(weights) != 2:
-        message = f"`l1_weights` has the wrong type: expected codes and scales, found {type(weights).__name__}"
-        raise ArgumentTypeError(message, "l1_weights")
+        message = f"`{argument}` has the wrong type: expected codes and scales, found {type(weights).__name__}"
+        raise ArgumentTypeError(message, argument)
     codes, scales = weights
     import torch
 
