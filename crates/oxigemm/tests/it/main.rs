@@ -46,6 +46,7 @@ mod layers_widen;
 mod moe;
 mod moe_forward;
 mod moe_group;
+mod moe_group_mutants;
 mod moe_router;
 mod nvfp4;
 mod planning;

@@ -15,9 +15,9 @@ const TOPK: usize = 3;
 const MOST: usize = 6;
 
 /// Weights of all experts, on the host.
-struct Weights {
+pub struct Weights {
     dtype: DType,
-    experts: usize,
+    pub experts: usize,
     /// Codes of both weights, and scales.
     codes: [Vec<u8>; 2],
     scales: [Vec<f32>; 2],
@@ -32,7 +32,7 @@ struct Placed {
 const DIMS: [[usize; 2]; 2] = [[2 * INNER, OUTER], [OUTER, INNER]];
 
 impl Weights {
-    fn new(dtype: DType, experts: usize, format: ScaleFormat) -> Weights {
+    pub fn new(dtype: DType, experts: usize, format: ScaleFormat) -> Weights {
         let (mut codes, mut scales) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
         for (nth, [n, k]) in DIMS.into_iter().enumerate() {
             let numbers = random::normals(nth as u64, experts * n * k);
@@ -82,14 +82,14 @@ impl Placed {
 
 /// Tokens of a rank with their choices.
 #[derive(Clone)]
-struct Tokens {
+pub struct Tokens {
     x: Vec<f32>,
     ids: Vec<i32>,
     weights: Vec<f32>,
 }
 
 impl Tokens {
-    fn new(seed: u64, tokens: usize, experts: usize) -> Tokens {
+    pub fn new(seed: u64, tokens: usize, experts: usize) -> Tokens {
         let x = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(seed, tokens * OUTER)));
         let id = |i: u64| match random::bits(seed + 100, i) % (experts as u64 + 2) {
             id if id < experts as u64 => id as i32,
@@ -130,7 +130,7 @@ impl Tokens {
     }
 }
 
-fn shape(ranks: usize, weights: &Weights) -> MoeGroupShape {
+pub fn shape(ranks: usize, weights: &Weights) -> MoeGroupShape {
     let experts = weights.experts / ranks;
     MoeGroupShape {
         ranks,
@@ -144,15 +144,15 @@ fn shape(ranks: usize, weights: &Weights) -> MoeGroupShape {
 }
 
 /// A rank of a test: its group, its experts, and memory for a call.
-struct Rank {
-    group: MoeGroup,
+pub struct Rank {
+    pub group: MoeGroup,
     buffer: Tensor,
     placed: Placed,
     scratch: Tensor,
 }
 
 impl Rank {
-    fn new(rank: &SimRank, weights: &Weights, shape: &MoeGroupShape, most_rows: Option<usize>) -> Rank {
+    pub fn new(rank: &SimRank, weights: &Weights, shape: &MoeGroupShape, most_rows: Option<usize>) -> Rank {
         let device = rank.device();
         let buffer = Tensor::zeros(DType::U8, &[shape.buffer_bytes().unwrap()], &device).unwrap();
         let buffers = rank.meet(buffer.address()).unwrap();
@@ -165,7 +165,7 @@ impl Rank {
         Rank { group, buffer, placed, scratch }
     }
 
-    fn forward(&mut self, tokens: &Tokens, call: MoeGroupCall<'_>) -> Result<Vec<f32>> {
+    pub fn forward(&mut self, tokens: &Tokens, call: MoeGroupCall<'_>) -> Result<Vec<f32>> {
         let [x, ids, weights, mut out] = tokens.place(self.buffer.device());
         let routing = MoeRouting { ids: &ids, weights: &weights };
         moe_publish(&self.group, &x, &routing, 1.0, &LaunchOptions::default())?;
