@@ -1,8 +1,8 @@
 """Experts of several ranks: rows travel to the ranks of their experts and back, by collectives of torch.distributed.
 
-A rank tells the others what it calls with and how many rows it has for each of them (one gather, the only thing that
-the host waits for); rows and their choices go out, and sums of rows come back (three exchanges). The layer itself is
-``moe.forward`` without a group, on each rank for its own experts.
+A rank tells the others what it calls with and how many rows it has for each of them: one gather, and all that the host
+waits for. Rows go out with their choices, and sums of rows come back: two exchanges. The layer is ``moe.forward``
+without a group, on each rank for its own experts.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ def _check(group: Any, ranks: int, tokens: Tokens, layer: Layer, out: Optional[A
 
 def _check_quantized(x: Any, scales: Any, experts: Experts) -> None:
     """The checks of tokens that are quantized already."""
+    # The extension has them too, but not for no tokens.
     rows, columns = expect_matrix("x", x)
     expect_elements("x", x, ("float8_e4m3fn",))
     expect_elements("scales", scales, ("float32",))
@@ -145,9 +146,8 @@ def _check_quantized(x: Any, scales: Any, experts: Experts) -> None:
         raise ArgumentError(f"`x` has the wrong shape: expected {expected}, found {tuple(x.shape)}", "x")
     if experts.is_half:
         expected = "float8_e4m3fn or uint8, as `x` is quantized"
-        message = (
-            f"`gate_up` has the wrong element type: expected {expected}, found {dtype_name(experts.gate_up[0].dtype)}"
-        )
+        found = dtype_name(experts.gate_up[0].dtype)
+        message = f"`gate_up` has the wrong element type: expected {expected}, found {found}"
         raise ArgumentTypeError(message, "gate_up")
 
 
@@ -239,9 +239,8 @@ def _expect_agreement(texts: List[bytes]) -> None:
         for rank, value in enumerate(values):
             if value != usual:
                 expected = f"{usual}, as on rank {values.index(usual)}"
-                raise ArgumentError(
-                    f"`{name}` differs between ranks: expected {expected}, found {value} on rank {rank}", name
-                )
+                found = f"{value} on rank {rank}"
+                raise ArgumentError(f"`{name}` differs between ranks: expected {expected}, found {found}", name)
 
 
 def _exchange(parts: Sequence[Any], sent: List[int], received: List[int], group: Any) -> List[Any]:
