@@ -60,6 +60,26 @@ impl Packing {
         Ok((problem, (packing.bytes > 0).then_some(packing)))
     }
 
+    /// For a checked GEMM of which these words of B alone are read, with the GEMM of the words.
+    pub fn of_b(
+        problem: &Problem,
+        (family, words): (OperandKind, ScaleWords),
+    ) -> Result<(Problem, Option<Packing>)> {
+        let mut packing = Packing { jobs: [Job::default(); 2], bytes: 0 };
+        let (sfb, sfb_group) = match words.as_they_lie()? {
+            Some(layout) => layout,
+            None => {
+                let (layout, job) = words.packed(0)?;
+                packing.jobs[1] = job;
+                packing.bytes = words.slabs * u64::from(layout.1) * 4;
+                layout
+            }
+        };
+        let groups = problem.groups.map(|groups| Groups { sfb_group, ..groups });
+        let problem = Problem { family, sfb, groups, ..*problem };
+        Ok((problem, (packing.bytes > 0).then_some(packing)))
+    }
+
     /// Bytes of the workspace.
     pub fn bytes(&self) -> u64 {
         self.bytes

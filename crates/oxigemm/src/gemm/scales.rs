@@ -3,12 +3,13 @@
 //! | architecture | kernels read | given otherwise |
 //! |---|---|---|
 //! | `sm_90a` | FP32, and multiply sums with them | UE8M0 is [unpacked](super::unpack) |
+//! | `sm_90a`, MXFP4 beside FP8 | words of four exponents along K, which are added to codes | anything else is [packed](super::pack) |
 //! | `sm_100a` | words of four bytes along K, which the tensor core applies | anything else is [packed](super::pack) |
 
 use oxigemm_kernels::Arch;
-use oxigemm_kernels::gemm::ElementType;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+use oxigemm_kernels::gemm::{ElementType, OperandKind};
 
 use super::pack::Packing;
 use super::unpack::Unpacking;
@@ -27,6 +28,8 @@ pub(super) enum RewrittenScales {
     Unpacked(Unpacking),
     /// To words.
     Packed(Packing),
+    /// Those of A to FP32, and behind them those of B to words.
+    Both(Unpacking, Packing),
 }
 
 /// The GEMM as kernels of an architecture see its scales, and the scales that are rewritten for it. `as_f32` is the same
@@ -50,9 +53,49 @@ pub(super) fn rewritten(
         return Ok((problem, packing.map(RewrittenScales::Packed)));
     }
     expect_f32_output(arch, desc)?;
+    if desc.sfa.is_some() && [desc.a.dtype, desc.b.dtype] == [DType::E4m3, DType::U8] {
+        return widened(arch, desc, as_f32, codes, &problem);
+    }
     expect_f32(arch, desc, as_f32, &problem)?;
     let unpacking = codes.map(Unpacking::new).transpose()?;
     Ok((problem, unpacking.map(RewrittenScales::Unpacked)))
+}
+
+/// The GEMM of FP8 by MXFP4 where kernels widen the codes: FP32 scales of A, words of B.
+fn widened(
+    arch: Arch,
+    desc: &GemmDesc,
+    as_f32: &GemmDesc,
+    codes: Option<&Unpacked>,
+    problem: &Problem,
+) -> Result<(Problem, Option<RewrittenScales>)> {
+    let refuse = |argument, expected: &str, [rows, k]: [u32; 2]| {
+        let expected = format!("{expected}, as kernels for FP8 beside FP4 have on {arch}");
+        Err(Error::ScaleShape { argument, expected, found: format!("one per {rows} rows and {k} of K") })
+    };
+    let [of_a, of_b] = as_f32.scale_granularity()?.unwrap_or_default();
+    if of_b != [1, 32] {
+        return refuse("sfb", "one per row of `b` and 32 of K", of_b);
+    }
+    if of_a != [1, 128] {
+        return refuse("sfa", "one per row of `a` and 128 of K", of_a);
+    }
+    if problem.groups.is_some_and(|groups| groups.layout == GroupLayout::All) {
+        return Err(Error::DType {
+            argument: desc.b.name,
+            expected: format!("e4m3, as {arch} has no kernels for batches with FP4"),
+            found: format!("{}, which is FP4", desc.b.dtype),
+        });
+    }
+    let Some((_, [_, words])) = desc.scale_words(as_f32)? else { return Ok((*problem, None)) };
+    let (problem, packing) = Packing::of_b(problem, (OperandKind::FP8_MXFP4, words))?;
+    let unpacking = codes.and_then(Unpacked::of_a).as_ref().map(Unpacking::new).transpose()?;
+    let rewritten = match (unpacking, packing) {
+        (Some(unpacking), Some(packing)) => Some(RewrittenScales::Both(unpacking, packing)),
+        (Some(unpacking), None) => Some(RewrittenScales::Unpacked(unpacking)),
+        (None, packing) => packing.map(RewrittenScales::Packed),
+    };
+    Ok((problem, rewritten))
 }
 
 /// Has kernels read operands that are not K-major as they lie, where there are some: k-grouped GEMMs, whose family says
@@ -161,7 +204,7 @@ impl RewrittenScales {
     pub fn is_optional(&self) -> bool {
         match self {
             RewrittenScales::Unpacked(unpacking) => unpacking.is_optional(),
-            RewrittenScales::Packed(_) => false,
+            RewrittenScales::Packed(_) | RewrittenScales::Both(..) => false,
         }
     }
 
@@ -171,6 +214,7 @@ impl RewrittenScales {
         match self {
             RewrittenScales::Unpacked(unpacking) => unpacking.bytes(),
             RewrittenScales::Packed(packing) => packing.bytes(),
+            RewrittenScales::Both(unpacking, packing) => unpacking.bytes() + packing.bytes(),
         }
     }
 
@@ -179,6 +223,10 @@ impl RewrittenScales {
         let offsets = match self {
             RewrittenScales::Unpacked(unpacking) => unpacking.offsets(),
             RewrittenScales::Packed(packing) => packing.offsets(),
+            RewrittenScales::Both(unpacking, packing) => {
+                let [sfa, sfb] = [unpacking.offsets()[0], packing.offsets()[1]];
+                [sfa, sfb.map(|sfb| unpacking.bytes() + sfb)]
+            }
         };
         let [sfa, sfb] = offsets.map(|offset| offset.map(|offset| workspace + offset));
         Addresses { sfa: sfa.unwrap_or(own.sfa), sfb: sfb.unwrap_or(own.sfb), ..own }
@@ -203,6 +251,10 @@ impl RewrittenScales {
                     unpacking.launch(backend, workspace, stream, programmatic)
                 }
                 RewrittenScales::Packed(packing) => packing.launch(backend, workspace, stream, programmatic),
+                RewrittenScales::Both(unpacking, packing) => {
+                    unpacking.launch(backend, workspace, stream, programmatic)?;
+                    packing.launch(backend, workspace + unpacking.bytes(), stream, true)
+                }
             }
         }
     }

@@ -98,6 +98,14 @@ impl Maps {
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let (a, b) = (problem.family.a, problem.family.b);
         let [a, mut b] = match wide_element(a.element) {
+            None if problem.family.widens_b() => {
+                let b = Map {
+                    matrix: launch.map_packed_b(of_b, b_pitch),
+                    element: MapElement::Byte,
+                    swizzle: Swizzle::B64,
+                };
+                [byte_map(launch.map_a(shape, a_pitch), a, a), b]
+            }
             None => {
                 [byte_map(launch.map_a(shape, a_pitch), a, b), byte_map(launch.map_b(of_b, b_pitch), b, a)]
             }

@@ -13,6 +13,7 @@ use oxigemm_kernels::gemm::{ElementType, GemmConfig, GemmKernel, OperandKind};
 /// | `sm90_fp8_split_k_8x64_k4_s6` | split-K, 8x64 tiles, K split in 4, 6 stages |
 /// | `sm90_fp8_persistent_1d1d_128x128_s4_c1x1` | 1D1D scales |
 /// | `sm90_fp8_persistent_1x32_128x128_s5_c1x1` | 1x32 scales; `32x32`: those of B |
+/// | `sm90_fp8_mxfp4_persistent_m_grouped_32x128_s12_c1x1` | FP8 by MXFP4 |
 /// | `sm90_bf16_persistent_nn_256x128_s3_c1x1` | BF16, layout NN |
 #[must_use]
 pub fn name(config: &GemmConfig) -> String {
@@ -78,6 +79,9 @@ pub fn operands_name(operands: OperandKind) -> String {
         Some(e5m2) => format!("fp8 operands with scales, {}", e5m2.name().replace('_', " and ")),
         None if operands == OperandKind::FP8_1X32 => "fp8 operands with 1x32 scales".to_owned(),
         None if operands == OperandKind::FP8_32X32 => "fp8 operands with 1x32 and 32x32 scales".to_owned(),
+        None if operands.widens_b() => {
+            "fp8 and mxfp4 operands with 1x128 and 1x32 scales, which a kernel widens".to_owned()
+        }
         None if operands.is_1d1d() => "fp8 operands with 1D1D scales".to_owned(),
         None => "fp8 operands with scales".to_owned(),
     }

@@ -149,6 +149,14 @@ impl GemmDesc {
 }
 
 impl Unpacked {
+    /// The scales of A alone, where those are codes.
+    pub fn of_a(&self) -> Option<Unpacked> {
+        let [of_a, of_b] = self.scales;
+        // They come first in the workspace.
+        let bytes = of_b.map_or(self.bytes, |of_b| of_b.offset);
+        of_a.map(|of_a| Unpacked { scales: [Some(of_a), None], bytes })
+    }
+
     /// Refuses an output of the GEMM that lies where codes are read.
     pub fn expect_apart(&self, desc: &GemmDesc) -> Result<()> {
         let d_scales = desc.epilogue.and_then(|epilogue| epilogue.scales);

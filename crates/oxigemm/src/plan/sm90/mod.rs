@@ -8,6 +8,7 @@
 //! | `persistent.rs` | persistent kernels: dense and fused |
 //! | `m_grouped.rs` | m-grouped GEMMs and batches |
 //! | `split_k.rs` | split-K kernels |
+//! | `mxfp4.rs` | kernels that widen FP4 |
 //!
 //! Constants are fitted to times measured on an H200 (SXM, 132 SMs); `oxigemm bench --replay` compares them with a
 //! sweep. Times are in microseconds, speeds in bytes or operations per microsecond.
@@ -15,6 +16,7 @@
 mod candidates;
 mod fitted;
 mod m_grouped;
+mod mxfp4;
 mod persistent;
 mod split_k;
 
@@ -27,6 +29,9 @@ pub(super) use candidates::candidates;
 
 /// The estimated time of a configuration.
 pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limits) -> Cost {
+    if request.operands.widens_b() {
+        return mxfp4::estimate(config, request, limits);
+    }
     match request.shape {
         PlanShape::Dense(shape) if request.fusion != Fusion::None && !config.is_split_k() => {
             persistent::fused(config, shape, request.passes(config), limits)
