@@ -13,7 +13,7 @@ use oxigemm_kernels::gemm::transpose_k_grouped::result_extent;
 use crate::case::{GemmCase, Grouping};
 use crate::groups::MGroups;
 use crate::op::{
-    BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_UE8M0, FP16, MXFP8, NVFP4, Op, OperandTypes, TF32,
+    BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP8_FP4, FP8_UE8M0, FP16, MXFP8, NVFP4, Op, OperandTypes, TF32,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::ElementType;
@@ -111,13 +111,17 @@ fn majors(layout: GemmLayout) -> [Major; 2] {
     [operands.a, operands.b]
 }
 
-/// The same where kernels multiply sums with FP32 scales. FP4 has scales that the tensor core applies.
+/// The same where kernels multiply sums with FP32 scales, and widen MXFP4 beside FP8. Other FP4 has scales that the tensor
+/// core applies.
 pub fn operand_kind(case: &GemmCase) -> OperandKind {
     match (case.e5m2, case.types.ab, case.types.scale_blocks) {
         (Some(e5m2), ..) => OperandKind::fp8_e5m2(e5m2),
         (_, DType::Bf16, _) => OperandKind::f16(case.layout.operands(Half::Bf16)),
         (_, DType::F16, _) => OperandKind::f16(case.layout.operands(Half::F16)),
         (_, DType::F32, _) => OperandKind::tf32(majors(case.layout)),
+        (.., blocks) if case.types.fp4 == FP8_FP4.fp4 && blocks == FP8_FP4.scale_blocks => {
+            OperandKind::FP8_MXFP4
+        }
         _ if case.types.has_fp4() => block_scaled(case),
         (.., Some([[1, 128], [1, 128]])) => OperandKind::FP8_1D1D,
         (.., Some([[1, 32], [1, 32]])) => OperandKind::FP8_1X32,
@@ -187,6 +191,7 @@ pub fn operands_of(kernel: &GemmKernel) -> (OperandTypes, GemmLayout) {
     match kind.as_f16() {
         None if kind.a.element == ElementType::Tf32 => (TF32, layout),
         None if kind.is_block_scaled() => (block_scaled_types(kind), layout),
+        None if kind.widens_b() => (FP8_FP4, GemmLayout::Nt),
         None if kind.is_1d1d() => (FP8_1D1D, GemmLayout::Nt),
         None if kind == OperandKind::FP8_1X32 => (FP8_1X32, GemmLayout::Nt),
         None if kind == OperandKind::FP8_32X32 => (FP8_32X32, GemmLayout::Nt),

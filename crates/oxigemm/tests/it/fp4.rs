@@ -366,7 +366,7 @@ fn what_is_refused_is_named() {
     refuse(grouped, "a", "two e2m1 codes each");
 }
 
-/// Hopper has no FP4; Blackwell's kernels are asked for by name.
+/// Hopper has no FP4 beside FP4; Blackwell's kernels are asked for by name.
 #[test]
 fn what_an_architecture_lacks_is_named() {
     for (name, words) in [("sim", "of sm_90a has no FP4"), ("sim:sm_100a", "on sm_100a")] {

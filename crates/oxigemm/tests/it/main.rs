@@ -19,6 +19,7 @@ mod e5m2;
 mod fp4;
 mod fp8_batched;
 mod fp8_layouts;
+mod fp8_mxfp4;
 mod fused;
 mod fused_grouped;
 mod gemm;

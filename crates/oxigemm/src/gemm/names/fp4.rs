@@ -33,7 +33,10 @@ use oxigemm_kernels::gemm::params::ScaleBlock;
 /// scales are packed first, by a kernel, into the workspace of the stream (see [`fp8_gemm`](crate::fp8_gemm)). **An FP32
 /// scale that is no power of two is rounded down to one there**, as DeepGEMM does: quantize with
 /// [`ScaleFormat::PowerOfTwo`](crate::cast::ScaleFormat::PowerOfTwo). The CPU takes FP32 scales as they are. FP4 beside FP8
-/// has a K that is a multiple of 128 there, and rows and addresses that are multiples of 32 bytes. Hopper has no FP4.
+/// has a K that is a multiple of 128 there, and rows and addresses that are multiples of 32 bytes.
+///
+/// Hopper has kernels for an FP8 A with scales of 1x128 beside a B of MXFP4, which they widen to FP8. Scales of A are read
+/// as they are, those of B as on Blackwell.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
