@@ -51,8 +51,7 @@ fn every_output_addend_and_scale_layout() {
                 let choice = kernels.iter().cycle().nth(turn).copied();
                 // More tiles than blocks: each walks several.
                 let dims = [70, 267, [256, 640, 202][turn % 3]];
-                let case =
-                    Case { types: FP8_FP4, dims, d_type, c, scales, gaps, num_sms: Some(2), ..PLAIN };
+                let case = Case { types: FP8_FP4, dims, d_type, c, scales, gaps, num_sms: Some(2), ..PLAIN };
                 case.simulated(&sim).every_schedule_gives_the_same_bits(choice, policies(turn).take(2), &sim);
                 turn += 1;
             }
@@ -63,7 +62,8 @@ fn every_output_addend_and_scale_layout() {
 #[test]
 fn small_shapes_with_every_tail() {
     let sim = Sim::new();
-    let shapes = [[1, 1, 2], [1, 2, 30], [3, 33, 32], [2, 129, 34], [65, 64, 96], [7, 40, 128], [64, 31, 160]];
+    let shapes =
+        [[1, 1, 2], [1, 2, 30], [3, 33, 32], [2, 129, 34], [65, 64, 96], [7, 40, 128], [64, 31, 160]];
     for (turn, dims) in shapes.into_iter().enumerate() {
         let case = Case { types: FP8_FP4, dims, scales: ScaleOrder::Row, ..PLAIN };
         case.simulated(&sim).every_schedule_gives_the_same_bits(None, policies(turn).take(2), &sim);
@@ -177,9 +177,7 @@ impl Weights {
     }
 
     fn values(&self) -> Vec<f64> {
-        (0..self.n * self.k)
-            .map(|i| f64::from(self.element(i)) * 2f64.powi(self.exponent(i)))
-            .collect()
+        (0..self.n * self.k).map(|i| f64::from(self.element(i)) * 2f64.powi(self.exponent(i))).collect()
     }
 
     fn codes(&self, device: &Device) -> Tensor {
@@ -332,8 +330,11 @@ fn a_scale_that_is_no_number_is_that_of_its_row_alone() {
     let ([m, n, k], device) = ([9, 200, 512], Device::sim());
     let spreads: [fn(usize) -> u8; 2] = [|_| 127, |block| if block == 2 { 90 } else { 127 }];
     for spread in spreads {
-        let weights =
-            Weights::new([n, k], true, |row, block| if (row, block) == (70, 9) { 255 } else { spread(block) });
+        let weights = Weights::new(
+            [n, k],
+            true,
+            |row, block| if (row, block) == (70, 9) { 255 } else { spread(block) },
+        );
         let (a, sfa) = tokens([m, k], true, false, &device);
         let (codes, [sfb, ..]) = (weights.codes(&device), weights.scales(&device));
         let found = product((&a, &sfa), (&codes, &sfb), &GemmOptions::default());
@@ -399,9 +400,8 @@ fn what_is_refused_is_named() {
     let (a, sfa) = (new(DType::E4m3, &[8, 256]), new(DType::F32, &[8, 2]));
     let (b, sfb) = (new(DType::U8, &[64, 128]), new(DType::U8, &[64, 8]));
     let mut d = new(DType::Bf16, &[8, 64]);
-    let mut run = |a: (&Tensor, &Tensor), b: (&Tensor, &Tensor)| {
-        fp8_fp4_gemm_nt(a, b, Addend::None, &mut d, &options)
-    };
+    let mut run =
+        |a: (&Tensor, &Tensor), b: (&Tensor, &Tensor)| fp8_fp4_gemm_nt(a, b, Addend::None, &mut d, &options);
     run((&a, &sfa), (&b, &sfb)).unwrap();
     let of_32 = new(DType::F32, &[8, 8]);
     let error = run((&a, &of_32), (&b, &sfb)).unwrap_err();
