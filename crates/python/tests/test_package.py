@@ -117,8 +117,17 @@ def test_settings():
 
 
 def test_what_there_is_no_kernel_for_is_absent():
-    for name in ["fp8_fp4_mega_moe", "get_symm_buffer_for_mega_moe"]:
+    for name in ["bf16_mega_gate", "mega_mhc", "batched_syrk"]:
         assert not hasattr(deep_gemm, name)
+
+
+def test_the_loader_of_transformers_finds_what_it_asks_for():
+    names = ["fp8_fp4_gemm_nt", "transform_sf_into_required_layout", "get_mk_alignment_for_contiguous_layout"]
+    names += [f"m_grouped_{dtype}_gemm_{form}_contiguous" for dtype in ("fp8_fp4", "bf16") for form in ("nt", "nn")]
+    names += ["transform_weights_for_mega_moe", "get_symm_buffer_for_mega_moe", "fp8_fp4_mega_moe"]
+    for name in names:
+        assert callable(getattr(deep_gemm, name, None)), name
+    assert callable(deep_gemm.utils.per_token_cast_to_fp8)
 
 
 def test_the_command_line():

@@ -41,6 +41,9 @@ _FUNCTIONS: Dict[str, Callable] = {
     "grouped_bf16_matmul_nn": deep_gemm.m_grouped_bf16_gemm_nn_contiguous,
     "per_token_cast_to_fp8": deep_gemm.utils.per_token_cast_to_fp8,
     "transform_sf_into_required_layout": deep_gemm.transform_sf_into_required_layout,
+    "transform_weights_for_mega_moe": deep_gemm.transform_weights_for_mega_moe,
+    "get_symm_buffer_for_mega_moe": deep_gemm.get_symm_buffer_for_mega_moe,
+    "fp8_fp4_mega_moe": deep_gemm.fp8_fp4_mega_moe,
 }
 
 #: The formula of the MLPs that are fused; another one is left alone.
@@ -52,7 +55,7 @@ _replaced: Optional[Dict[str, Any]] = None
 
 def _absent(name: str) -> Callable:
     def refuse(*_arguments: Any, **_named: Any) -> None:
-        raise NotImplementedError(f"`{name}` has no kernels for Hopper")
+        raise NotImplementedError(f"`{name}` has no kernels")
 
     return refuse
 
@@ -66,8 +69,8 @@ def install() -> None:
     """Makes transformers call these functions wherever it would call DeepGEMM's, and registers ``experts_forward``.
 
     The alignment of groups is read now: ``deep_gemm.set_mk_alignment_for_contiguous_layout(16)`` before this call
-    makes transformers pad each expert to 16 rows instead of 128. Fields of the table that need Blackwell raise
-    NotImplementedError when they are called.
+    makes transformers pad each expert to 16 rows instead of 128. Fields that the table of another version has besides
+    raise NotImplementedError when they are called.
     """
     global _replaced
     if _replaced is None:
