@@ -84,7 +84,7 @@ impl Placed {
 #[derive(Clone)]
 pub struct Tokens {
     x: Vec<f32>,
-    ids: Vec<i32>,
+    pub ids: Vec<i32>,
     weights: Vec<f32>,
 }
 

@@ -1,90 +1,160 @@
 //! Faults that are put into the kernels between GPUs: the simulator has to find them.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
 
-use oxigemm::{Arch, DType, MoeGroupCall, Result, Sim};
+use oxigemm::cast::ScaleFormat;
+use oxigemm::{Arch, DType, MoeGroupCall, MoeGroupShape, Result, Sim, SimRank, Tensor};
 use oxigemm_kernels::KernelId;
 use oxigemm_kernels::exchange::Step;
 use oxigemm_sim::{Mutant, Options, Policy, misscoped, mutants};
 
 use super::moe_group::{Rank, Tokens, Weights, shape};
-use oxigemm::cast::ScaleFormat;
 
 const RANKS: usize = 2;
 
-/// Results of both calls of both ranks.
-type Results = Vec<Vec<Vec<f32>>>;
+/// What two ranks do.
+#[derive(Clone, Copy, Debug)]
+enum Scenario {
+    /// Two calls, the second with other tokens, so that what is left of the first is seen; rows are counted.
+    Calls(DType),
+    /// Rank 1 has other sizes.
+    Sizes,
+    /// Rank 1 makes no call.
+    Missing,
+    /// Rank 0 gets more rows than it has room for.
+    Full,
+}
 
-/// Two calls, the second with other tokens, so that what is left of the first is seen.
-fn results(weights: &Weights, mutant: Option<(KernelId, &str)>, options: &Options) -> Result<Results> {
-    let world = Sim::world(RANKS, options.clone())?;
-    for sim in &world {
-        if let Some((kernel, text)) = mutant {
-            sim.replace_kernel(kernel, text)?;
-        }
+const SCENARIOS: [Scenario; 5] = [
+    Scenario::Calls(DType::Bf16),
+    Scenario::Sizes,
+    Scenario::Missing,
+    Scenario::Full,
+    Scenario::Calls(DType::E4m3),
+];
+
+/// What a rank sees: results of its calls, counts, and what its check tells.
+type Seen = (Vec<Vec<f32>>, Vec<i32>, String);
+
+impl Scenario {
+    fn dtype(self) -> DType {
+        if let Scenario::Calls(dtype) = self { dtype } else { DType::Bf16 }
     }
-    let counts = [[3, 1], [2, 4]];
-    let outcomes = world[0].each_rank(|rank| -> Result<Vec<Vec<f32>>> {
-        let mut own = Rank::new(rank, weights, &shape(RANKS, weights), None);
-        own.group.set_timeout(1e-3);
-        let found = (0..2)
-            .map(|call| {
-                let seed = (10 * call + rank.rank()) as u64;
-                let tokens = Tokens::new(seed, counts[call][rank.rank()], weights.experts);
-                own.forward(&tokens, MoeGroupCall::default())
+
+    fn of_rank(self, rank: &SimRank, weights: &Weights) -> Result<Seen> {
+        let number = rank.rank();
+        let (others, most_rows) = match self {
+            Scenario::Sizes => (number, None),
+            Scenario::Full => (0, Some(16)),
+            _ => (0, None),
+        };
+        let sizes = shape(RANKS, weights);
+        let sizes = MoeGroupShape { tokens: sizes.tokens + others, ..sizes };
+        let mut own = Rank::new(rank, weights, &sizes, most_rows);
+        let counts = Tensor::from_slice(&[0i32, 0], &[2], &rank.device())?;
+        let call = MoeGroupCall { most_rows, counts: Some(&counts), ..MoeGroupCall::default() };
+        let absent = matches!(self, Scenario::Missing) && number == 1;
+        own.group.set_timeout(if matches!(self, Scenario::Missing) { 2e-6 } else { 1e-3 });
+        let calls = if absent { 0 } else { 2 };
+        let found: Result<Vec<Vec<f32>>> = (0..calls)
+            .map(|nth| {
+                let mut tokens = Tokens::new((10 * nth + number) as u64, [[3, 1], [2, 4]][nth][number], 4);
+                if matches!(self, Scenario::Full) {
+                    tokens.ids.fill(nth as i32);
+                }
+                own.forward(&tokens, call)
             })
-            .collect::<Result<Vec<_>>>();
+            .collect();
+        // Who fails leaves the others, which then see that.
         let met = rank.meet(0);
+        let told = own.group.check().map_or_else(|error| error.to_string(), |()| String::new());
         let found = found?;
         met?;
-        own.group.check()?;
-        Ok(found)
-    });
-    outcomes?.into_iter().collect()
+        Ok((found, counts.to_vec()?, told))
+    }
+
+    fn run(
+        self,
+        weights: &Weights,
+        mutant: Option<(KernelId, &str)>,
+        options: &Options,
+    ) -> Result<Vec<Seen>> {
+        let world = Sim::world(RANKS, options.clone())?;
+        if let Some((kernel, text)) = mutant {
+            world.iter().try_for_each(|sim| sim.replace_kernel(kernel, text))?;
+        }
+        world[0].each_rank(|rank| self.of_rank(rank, weights))?.into_iter().collect()
+    }
 }
 
-fn schedules() -> Vec<Options> {
-    let one = |policy, seed| Options { policy, seed, instruction_limit: 3_000_000, ..Options::default() };
-    let random = (0..5).map(|seed| one(Policy::Random, seed));
-    [one(Policy::Lazy, 0), one(Policy::Eager, 0)].into_iter().chain(random).collect()
+fn schedules() -> [Options; 4] {
+    [(Policy::Lazy, 0), (Policy::Random, 1), (Policy::Random, 2), (Policy::Eager, 0)]
+        .map(|(policy, seed)| Options { policy, seed, instruction_limit: 3_000_000, ..Options::default() })
 }
 
-/// Instructions that may be missing, and why nothing is lost without them.
-const EXPLAINED: &[(&str, &str, &str)] = &[];
+/// An instruction that may be missing, and why nothing is lost without it.
+struct Explained {
+    step: Step,
+    what: &'static str,
+    times: usize,
+    why: &'static str,
+}
+
+const EXPLAINED: &[Explained] = &[];
 
 #[test]
-fn faults_in_the_protocol_between_gpus_are_found() {
-    let (all, found) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let dtypes = [DType::Bf16, DType::E4m3];
-    let weights = dtypes.map(|dtype| Weights::new(dtype, 2 * RANKS, ScaleFormat::F32));
-    let expected: Vec<Vec<Results>> = weights
-        .iter()
-        .map(|weights| schedules().iter().map(|options| results(weights, None, options).unwrap()).collect())
+fn faults_in_the_kernels_between_gpus_are_found() {
+    let cases: Vec<(Scenario, Weights, Vec<Seen>)> = SCENARIOS
+        .into_iter()
+        .map(|scenario| {
+            let weights = Weights::new(scenario.dtype(), 2 * RANKS, ScaleFormat::F32);
+            let seen: Vec<_> =
+                schedules().iter().map(|options| scenario.run(&weights, None, options).unwrap()).collect();
+            assert!(seen.iter().all(|one| *one == seen[0]), "{scenario:?}: {seen:?}");
+            (scenario, weights, seen.into_iter().next().unwrap())
+        })
         .collect();
-    for schedules in &expected {
-        assert!(schedules.iter().all(|results| *results == schedules[0]));
-    }
+    let mut list: Vec<(Step, KernelId, Mutant)> = Vec::new();
     for step in Step::ALL {
         let kernel = KernelId::Exchange(Arch::Sm90a, step);
         let text = kernel.build().unwrap().text;
-        let mut list: Vec<Mutant> = mutants(&text).into_iter().chain(misscoped(&text)).collect();
-        list.sort_by(|a, b| a.text.cmp(&b.text));
-        list.dedup_by(|a, b| a.text == b.text);
-        list.sort_by_key(|mutant| mutant.line);
-        for mutant in &list {
-            all.fetch_add(1, Ordering::Relaxed);
-            let is_found = schedules().iter().any(|options| {
-                weights.iter().zip(&expected).any(|(weights, expected)| {
-                    !matches!(results(weights, Some((kernel, &mutant.text)), options), Ok(found) if found == expected[0])
-                })
-            });
-            if is_found {
-                found.fetch_add(1, Ordering::Relaxed);
-            } else {
-                println!("{step:?} survives: {}: {}", mutant.line, mutant.what);
-            }
-        }
-        println!("{step:?}: {} mutants", list.len());
+        let mut of_kernel: Vec<Mutant> = mutants(&text).into_iter().chain(misscoped(&text)).collect();
+        of_kernel.sort_by(|a, b| a.text.cmp(&b.text));
+        of_kernel.dedup_by(|a, b| a.text == b.text);
+        of_kernel.sort_by_key(|mutant| mutant.line);
+        list.extend(of_kernel.into_iter().map(|mutant| (step, kernel, mutant)));
     }
-    println!("{found:?} of {all:?}; {EXPLAINED:?}");
+    let (all, queue, survivors) = (list.len(), Mutex::new(list.iter()), Mutex::new(Vec::new()));
+    let is_found = |kernel: KernelId, mutant: &Mutant| {
+        schedules().iter().any(|options| {
+            cases.iter().any(|(scenario, weights, seen)| {
+                scenario.run(weights, Some((kernel, &mutant.text)), options).ok().as_ref() != Some(seen)
+            })
+        })
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let Some((step, kernel, mutant)) = queue.lock().unwrap().next() else { break };
+                    if !is_found(*kernel, mutant) {
+                        eprintln!("{step:?} {}: {}", mutant.line, mutant.what);
+                        survivors.lock().unwrap().push((*step, mutant));
+                    }
+                }
+            });
+        }
+    });
+    let mut survivors = survivors.into_inner().unwrap();
+    println!("{} of {all} found", all - survivors.len());
+    for explained in EXPLAINED {
+        for _ in 0..explained.times {
+            let at = survivors
+                .iter()
+                .position(|(step, mutant)| *step == explained.step && mutant.what.contains(explained.what));
+            let at = at.unwrap_or_else(|| panic!("{} is found: {}", explained.what, explained.why));
+            survivors.remove(at);
+        }
+    }
+    assert!(survivors.is_empty(), "{survivors:#?}");
 }
