@@ -190,10 +190,10 @@ each, ``[M, K/512]``. ``compiled_dims`` names dimensions out of ``mnk``; no dime
 
 A or B, or both, may be FP4: int8 or uint8 [M, K/2] with two e2m1 each, the first in the low half, contiguous along
 K. Their scales are 1x32, or 1x128; ``recipe_a`` and ``recipe_b`` may differ then, such as ``(1, 128)`` and
-``(1, 32)``. Hopper has no FP4.
+``(1, 32)``. Hopper has FP4 as ``b`` alone, MXFP4 beside FP8.
 
 On Blackwell, whose tensor core takes scales as powers of two, float32 scales are rounded down, as by DeepGEMM.
-``disable_ue8m0_cast`` refuses that there: scales are UE8M0 then. Hopper never rounds scales.
+``disable_ue8m0_cast`` refuses that there: scales are UE8M0 then. Hopper rounds no scales but those of MXFP4.
 
 ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
 ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form

@@ -125,15 +125,12 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     fn multiply_folded(&self, subtile: u32, scales: Shared<'k>) {
         let k = self.block.k;
         let rows = self.row_scales(subtile, scales);
-        let fragments: Vec<[U32<'k>; 4]> = (0..STEPS)
-            .map(|step| {
-                let folds = rows.map(|[folds, _]| byte(k, folds, step));
-                self.fragment(subtile, self.codes[step as usize], folds)
-            })
-            .collect();
-        k.wgmma_fence();
-        for (step, fragment) in (0u32..).zip(&fragments) {
-            self.issue(fragment, self.a.get().advance(step * SCALE_K), step > 0);
+        for step in 0..STEPS {
+            // While the tensor core has the step before.
+            let folds = rows.map(|[folds, _]| byte(k, folds, step));
+            let fragment = self.fragment(subtile, self.codes[step as usize], folds);
+            k.wgmma_fence();
+            self.issue(&fragment, self.a.get().advance(step * SCALE_K), step > 0);
         }
         k.wgmma_commit();
         // While the tensor core works.
