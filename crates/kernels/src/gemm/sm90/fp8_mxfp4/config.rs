@@ -16,7 +16,7 @@ pub(super) const CODE_LINE: u32 = BLOCK_K / 2;
 /// Rows of B that both consumer warpgroups multiply at a time.
 pub(super) const ROWS_AT_ONCE: u32 = MATH_WARPGROUPS * 64;
 /// Registers of a consumer thread and of the others: a scale producer holds several words of several rows.
-pub(super) const REGISTERS: [u32; 2] = [216, 72];
+pub(super) const REGISTERS: [u32; 2] = [208, 88];
 
 /// Bytes of what a scale producer writes for a row of B.
 pub(super) const ROW_SCALE_BYTES: u32 = 8;
