@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import oxigemm
-from oxigemm import moe
+from oxigemm import deep_gemm, moe
 
 RANKS, LOCAL, COLUMNS, INNER, CHOICES = 4, 2, 256, 128, 3
 EXPERTS = RANKS * LOCAL
@@ -173,6 +173,30 @@ def further(rank):
     return found
 
 
+def mega(rank):
+    """Calls of Mega MoE, as engines make them: y has a row where there is no token."""
+    found = {}
+    for recipe, mma_type in (("fp8", "fp8xfp8"), ("bf16", "bf16xbf16")):
+        (x, ids, factors, w1, w2), _ = arguments(CASES[recipe], rank)
+        count = len(x)
+        sizes = EXPERTS, max(CASES[recipe].counts), CHOICES, COLUMNS, INNER
+        group = dist.group.WORLD
+        buffer = deep_gemm.get_symm_buffer_for_mega_moe(group, *sizes, mma_type=mma_type, device="cpu")
+        staged = buffer.topk_idx, buffer.topk_weights
+        y, stats = torch.zeros(max(count, 1), COLUMNS).bfloat16(), torch.zeros(LOCAL, dtype=torch.int32)
+        w1, w2 = deep_gemm.transform_weights_for_mega_moe(w1, w2)
+        if recipe == "fp8":
+            deep_gemm.mega_moe_pre_dispatch_sm90(x, ids, factors, buffer.x, buffer.x_sf, *staged)
+            deep_gemm.fp8_mega_moe(y, w1, w2, buffer, stats)
+        else:
+            buffer.x[:count].copy_(x)
+            staged[0][:count].copy_(ids)
+            staged[1][:count].copy_(factors)
+            deep_gemm.bf16_mega_moe(y, w1, w2, buffer, stats)
+        found[f"mega {recipe}"] = y, stats
+    return found
+
+
 def captured(tensors, named, group):
     """The error of a call while a stream is captured: as torch would say of a GPU's tensor."""
 
@@ -194,6 +218,7 @@ def main():
         tensors, named = arguments(case, rank)
         found[name] = result(lambda: moe.forward(*tensors, **named, group=dist.group.WORLD))  # noqa: B023
     found.update(further(rank))
+    found.update(mega(rank))
     torch.save(found, os.path.join(directory, f"rank{rank}"))
     dist.destroy_process_group()
 

@@ -97,6 +97,18 @@ def test_an_output_that_is_given_and_rows_of_another_pitch(found):
         expect_same(found[rank]["given output"], by_ranks(CASES["fp8"], rank))
 
 
+@pytest.mark.parametrize("recipe", ["fp8", "bf16"])
+def test_mega_moe_of_all_ranks(found, recipe):
+    case = CASES[recipe]
+    ids = torch.cat([case.tokens(rank)[1] for rank in range(RANKS)])
+    for rank in range(RANKS):
+        y, stats = found[rank][f"mega {recipe}"]
+        count = case.counts[rank]
+        expect_same(y[:count], by_ranks(case, rank))
+        assert not y[count:].any()
+        assert stats.tolist() == [int((ids == rank * LOCAL + expert).sum()) for expert in range(LOCAL)]
+
+
 def test_a_part_of_the_ranks(found):
     for rank in (1, 3):
         expect_same(found[rank]["pair"], by_ranks(CASES["bf16"], rank // 2, local=EXPERTS // 2))

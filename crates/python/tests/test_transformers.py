@@ -1,7 +1,7 @@
 """FP8 models of Hugging Face transformers: on a Hopper GPU, else small ones with the CPU reference."""
 
-import dataclasses
 import copy
+import dataclasses
 import importlib.util
 import os
 import subprocess

@@ -103,7 +103,8 @@ fn the_suite_runs_the_kernels_of_the_architecture() {
             "{name}: {checks:?}"
         );
     }
-    let hopper = oxigemm(&["verify", "--quick", "--json", "--device", "sim:sm_90a", "--filter", "mxfp4 GEMMs"]);
+    let hopper =
+        oxigemm(&["verify", "--quick", "--json", "--device", "sim:sm_90a", "--filter", "mxfp4 GEMMs"]);
     let text = stdout(&hopper);
     let summary = text.lines().last().expect("a summary");
     assert!(summary.contains("mxfp4 GEMMs"), "{summary}");

@@ -70,16 +70,17 @@ pub(super) fn write(k: &Kernel) {
         let rank = (of_all.widening_mul(p.tokens_factor) >> p.tokens_shift).to_u32();
         let token = of_all - rank * p.tokens;
         let own = Buffer(p.own);
-        let is_there = token.lt(own.tokens(rank).load::<u32>());
         let theirs = own.of(rank).0;
         let at = token.widening_mul(p.top_k) + (i - of_all * p.top_k).to_u64();
         let (id, weight) = (k.var(NONE), k.var(0f32));
-        k.if_(is_there & token.lt(p.tokens) & !own.is_broken(), || {
-            let [low, high] = theirs.at(p.ids).at(at * 8u64).load_vec::<u32, 2>();
-            let expert = low - p.first_expert;
-            k.if_(high.eq(0) & expert.lt(p.experts), || {
-                id.set(expert);
-                weight.set(theirs.at(p.weights).at(at * 4u64).load::<f32>());
+        k.if_(token.lt(p.tokens) & !own.is_broken(), || {
+            k.if_(token.lt(own.tokens(rank).load::<u32>()), || {
+                let [low, high] = theirs.at(p.ids).at(at * 8u64).load_vec::<u32, 2>();
+                let expert = low - p.first_expert;
+                k.if_(high.eq(0) & expert.lt(p.experts), || {
+                    id.set(expert);
+                    weight.set(theirs.at(p.weights).at(at * 4u64).load::<f32>());
+                });
             });
         });
         p.to_ids.at(i.widening_mul(4)).store(id.get());

@@ -48,7 +48,7 @@ pub(super) fn write(k: &Kernel) {
     k.sync_threads();
     k.guard(peer.eq(0), || own.epoch().store(epoch));
     k.if_(peer.lt(p.ranks), || {
-        arrive(k, p, own.of(peer), epoch);
+        arrive(k, p, [own, own.of(peer)], epoch);
         k.if_(!own.is_broken(), || wait(k, p, own, peer, epoch));
     });
     k.sync_warp();
@@ -60,8 +60,9 @@ pub(super) fn write(k: &Kernel) {
 }
 
 /// Tells another rank that this one is here. What this device wrote before is visible to who sees that.
-fn arrive<'k>(k: &'k Kernel, p: &Params<'k>, theirs: Buffer<'k>, epoch: U32<'k>) {
-    k.if_(p.first.ne(0), || {
+fn arrive<'k>(k: &'k Kernel, p: &Params<'k>, [own, theirs]: [Buffer<'k>; 2], epoch: U32<'k>) {
+    // Where something is wrong nobody waits, and another rank may be reading what was said before.
+    k.if_(p.first.ne(0) & !own.is_broken(), || {
         theirs.tokens(p.rank).store(p.tokens);
         theirs.digest(p.rank).store(p.digest);
     });

@@ -156,10 +156,10 @@ fn forward(
     };
     let weights = experts.gate_up.weight.describe("gate_up");
     let [tokens, topk] = check_routed(&tokens, dims.outer, &[input.dtype()], &weights)?;
-    input.check(experts)?;
     if tokens == 0 {
         return Ok(());
     }
+    input.check(experts)?;
     let plan = Plan::new(dims, experts.is_half(), [tokens, topk]);
     let mut rows = plan.rows(scratch, input.scales())?;
     moe_permute(routing.ids, ALIGNMENT, rows.lists(), &options.into())?;

@@ -46,7 +46,7 @@ class SymmBuffer:
     ============ ========================== =====================================================================
 
     ``tokens`` is ``num_max_tokens_per_rank``. ``buffer`` is all of it; ``handle`` is what torch's symmetric memory gave
-    for it, None where there is one rank.
+    for it, None where there is one rank. ``get_symm_buffer_for_mega_moe`` makes one.
     """
 
     def __init__(
