@@ -74,10 +74,12 @@ fn widened(
         Err(Error::ScaleShape { argument, expected, found: format!("one per {rows} rows and {k} of K") })
     };
     let [of_a, of_b] = as_f32.scale_granularity()?.unwrap_or_default();
-    if of_b != [1, 32] {
+    // So few of K are one block of either.
+    let one_block = problem.k <= 32;
+    if of_b != [1, 32] && !(one_block && of_b == [1, 128]) {
         return refuse("sfb", "one per row of `b` and 32 of K", of_b);
     }
-    if of_a != [1, 128] {
+    if of_a != [1, 128] && !(one_block && of_a == [1, 32]) {
         return refuse("sfa", "one per row of `a` and 128 of K", of_a);
     }
     if problem.groups.is_some_and(|groups| groups.layout == GroupLayout::All) {

@@ -287,15 +287,22 @@ fn the_bits_are_those_of_the_fp8_kernels_for_widened_weights() {
 fn scales_of_any_exponent_are_applied_exactly() {
     let ([m, n, k], device) = ([21, 200, 512], Device::sim());
     type Exponent = fn(usize, usize) -> u8;
-    let cases: [(&str, Exponent, f32); 6] = [
-        ("far apart", |row, block| 100 + (random::bits(9, (row * 64 + block) as u64) % 50) as u8, 1.0),
-        ("one of them", |row, block| if (row, block) == (70, 5) { 60 } else { 127 }, 1.0),
-        ("just within", |_, block| [100, 111, 105, 108][block % 4], 1.0),
-        ("just beyond", |_, block| [100, 112, 105, 108][block % 4], 1.0),
-        ("the least", |row, block| ((row + block) % 3) as u8, 2f32.powi(120)),
-        ("the largest", |row, block| 254 - ((row + block) % 8) as u8, 2f32.powi(-60)),
+    // The tensor core truncates terms 13 bits below the largest: of codes with folds, those of the smaller scales.
+    let (apart, folded) = (2f64.powi(-11), 2f64.powi(-9));
+    let cases: [(&str, Exponent, f32, f64); 6] = [
+        (
+            "far apart",
+            |row, block| 100 + (random::bits(9, (row * 64 + block) as u64) % 50) as u8,
+            1.0,
+            folded,
+        ),
+        ("one of them", |row, block| if (row, block) == (70, 5) { 60 } else { 127 }, 1.0, apart),
+        ("just within", |_, block| [100, 111, 105, 108][block % 4], 1.0, folded),
+        ("just beyond", |_, block| [100, 112, 105, 108][block % 4], 1.0, apart),
+        ("the least", |row, block| ((row + block) % 3) as u8, 2f32.powi(120), folded),
+        ("the largest", |row, block| 254 - ((row + block) % 8) as u8, 2f32.powi(-60), folded),
     ];
-    for (name, exponent, factor) in cases {
+    for (name, exponent, factor, limit) in cases {
         let weights = Weights::new([n, k], true, exponent);
         let (a, sfa) = tokens([m, k], true, false, &device);
         let scales: Vec<f32> = sfa.to_vec_f32().unwrap().iter().map(|x| x * factor).collect();
@@ -317,7 +324,7 @@ fn scales_of_any_exponent_are_applied_exactly() {
                     })
                     .sum();
                 let lost = (f64::from(*found) - exact).abs() / exact;
-                assert!(lost < 2f64.powi(-11), "{name}, form {form}: {found} {exact}: {lost:e}");
+                assert!(lost < limit, "{name}, form {form}: {found} {exact}: {lost:e}");
             }
             assert_eq!(first.get_or_insert_with(|| found.clone()), &found, "{name}, form {form}");
         }

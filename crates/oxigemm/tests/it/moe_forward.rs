@@ -460,7 +460,7 @@ fn schedules_give_the_same_bits() {
     let (ids, factors) = choices(tokens, topk);
     let biases = [random::normals(9, EXPERTS * 2 * INNER), random::normals(10, EXPERTS * OUTER)];
     let biases = [&biases[0][..], &biases[1][..]];
-    for dtype in [DType::Bf16, DType::E4m3] {
+    for dtype in [DType::Bf16, DType::E4m3, DType::U8] {
         let found = ["sim:eager", "sim:lazy", "sim:1", "sim:2"].map(|name| {
             let device: Device = name.parse().unwrap();
             let weights = Weights::new(dtype, true, ScaleFormat::F32, &device);

@@ -64,6 +64,8 @@ impl<'k> Block<'k, '_> {
                 rows_of.apply(m, &rows);
             }
         }
+        // Lanes at edges have diverged, and multiply together next.
+        k.sync_warp();
     }
 
     /// Stores rows as they are, or added to C.
