@@ -41,18 +41,18 @@ kernel_params! {
     }
 }
 
+/// A CTA has one warp.
 pub(super) fn write(k: &Kernel) {
     let p = &Params::declare(k, "");
     let (own, peer) = (Buffer(p.own), k.thread_index());
     let epoch = own.epoch().load::<u32>() + 1;
-    k.sync_threads();
+    k.sync_warp();
     k.guard(peer.eq(0), || own.epoch().store(epoch));
     k.if_(peer.lt(p.ranks), || {
         arrive(k, p, [own, own.of(peer)], epoch);
         k.if_(!own.is_broken(), || wait(k, p, own, peer, epoch));
     });
     k.sync_warp();
-    k.sync_threads();
     let status = own.status().load_relaxed::<u32>(Scope::Sys);
     k.if_(peer.lt(p.ranks) & status.lt(Trouble::DISAGREES), || {
         own.of(peer).status().reduce(AtomicOp::Min, status, Scope::Sys);

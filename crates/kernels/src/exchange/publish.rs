@@ -1,14 +1,20 @@
 //! Tokens into a rank's own buffer: rows as they are, ids as i64, weights times a factor. A CTA has a token.
+//!
+//! Where something is wrong nothing is written: ranks no longer wait for each other, and one may still read the tokens of
+//! the last call.
 
 use oxigemm_ptx::Kernel;
 
 use super::THREADS;
+use super::buffer::Buffer;
 use super::pull::copy_row;
 use crate::common::params::kernel_params;
 
 /// Arguments of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Args {
+    /// Address of this rank's buffer.
+    pub own: u64,
     /// Address of the rows, or 0 where they are in the buffer.
     pub x: u64,
     /// Bytes from a row to the next.
@@ -35,6 +41,7 @@ pub struct Args {
 
 kernel_params! {
     struct Params from Args {
+        own: Pointer = own,
         x: Pointer = x,
         x_pitch: U32 = x_pitch,
         row_bytes: U32 = row_bytes,
@@ -51,6 +58,10 @@ kernel_params! {
 
 pub(super) fn write(k: &Kernel) {
     let p = &Params::declare(k, "");
+    k.if_(!Buffer(p.own).is_broken(), || publish(k, p));
+}
+
+fn publish<'k>(k: &'k Kernel, p: &Params<'k>) {
     let token = k.block_index(0);
     k.if_(p.x.address().ne(0), || {
         let (from, to) = (p.x.at(token.widening_mul(p.x_pitch)), p.to_x.at(token.widening_mul(p.row_bytes)));

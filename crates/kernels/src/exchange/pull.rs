@@ -109,7 +109,6 @@ fn count<'k>(k: &'k Kernel, p: &Params<'k>) {
             let to = p.counts.at(expert.widening_mul(4));
             to.store(to.load::<u32>() + (end_of(p, expert) - start));
         });
-        k.sync_warp();
     });
 }
 
@@ -130,7 +129,6 @@ fn pull<'k>(k: &'k Kernel, p: &Params<'k>, row: U32<'k>) {
         let at = i.widening_mul(p.row_count) + row.to_u64();
         p.to_scales.at(at * 4u64).store(scale);
     });
-    k.sync_warp();
 }
 
 /// The CTA copies a row, or clears it where there is none.
@@ -149,5 +147,4 @@ pub(super) fn copy_row<'k>(k: &'k Kernel, exists: Pred<'k>, [from, to]: [Global<
             k.guard(inside, || to.at(at).store_vec(vector));
         }
     });
-    k.sync_warp();
 }

@@ -398,6 +398,7 @@ pub fn moe_publish(
         None
     };
     let args = publish::Args {
+        own: group.memory.address(),
         x: copied.map_or(0, |_| x_in.address),
         x_pitch: copied.map_or(0, |pitch| 2 * pitch as u32),
         row_bytes: group.shape.columns * group.shape.element,

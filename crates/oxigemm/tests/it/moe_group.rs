@@ -149,6 +149,7 @@ pub struct Rank {
     buffer: Tensor,
     placed: Placed,
     scratch: Tensor,
+    pub options: GemmOptions,
 }
 
 impl Rank {
@@ -162,7 +163,7 @@ impl Rank {
         let bytes = moe_group_scratch_bytes(shape, INNER, most_rows).unwrap();
         let scratch = Tensor::zeros(DType::U8, &[bytes], &device).unwrap();
         let placed = weights.place(rank.rank() * shape.experts, shape.experts, &device);
-        Rank { group, buffer, placed, scratch }
+        Rank { group, buffer, placed, scratch, options: GemmOptions::default() }
     }
 
     pub fn forward(&mut self, tokens: &Tokens, call: MoeGroupCall<'_>) -> Result<Vec<f32>> {
@@ -170,8 +171,8 @@ impl Rank {
         let routing = MoeRouting { ids: &ids, weights: &weights };
         moe_publish(&self.group, &x, &routing, 1.0, &LaunchOptions::default())?;
         let call = MoeGroupCall { tokens: tokens.count(), ..call };
-        let options = GemmOptions::default();
-        moe_forward_group(&self.group, &call, &self.placed.experts(), &mut self.scratch, &mut out, &options)?;
+        let (experts, options) = (self.placed.experts(), &self.options);
+        moe_forward_group(&self.group, &call, &experts, &mut self.scratch, &mut out, options)?;
         out.to_vec_f32()
     }
 }
