@@ -1,14 +1,14 @@
 //! Persistent FP8 by MXFP4 GEMM: weights stay 4 bits wide up to the registers that `wgmma` reads them from.
 //!
 //! B is e2m1 with a UE8M0 scale for 32 of K, A is e4m3 with FP32 scales of 1x128. Operands are swapped: 64 rows of B are
-//! the side of `wgmma` that may lie in registers, so codes are [widened](widen) to e4m3 between shared memory and the
+//! the side of `wgmma` that may lie in registers, so codes are widened to e4m3 between shared memory and the
 //! tensor core, and nothing is ever written back. Rows of A are the other side, which may be as narrow as 8: few rows
 //! cost few MMAs.
 //!
 //! A block computes tiles of `block_m` rows of A by `block_n` rows of B by these roles (`roles.rs`):
 //! - producer (`producer.rs`): one thread loads rows of A, and codes of B;
 //! - scale producers (`scales.rs`): a warp loads scales of rows of A, two load words of four exponents of rows of B, and
-//!   choose how those are [applied](scales);
+//!   choose how those are applied;
 //! - consumers (`mainloop.rs`): two warpgroups widen, multiply and promote, each half of every 128 rows of B;
 //! - the same write D (`epilogue.rs`), through shared memory, where a warp then has whole rows: what the fused epilogues
 //!   of split-K kernels work on.
