@@ -23,7 +23,7 @@ DEVICES = ["cpu", "sim", *(["torch"] if torch else []), *(["cuda"] if HAS_GPU el
 collect_ignore = [
     *([] if torch else ["test_nn.py", "test_nn_checkpoints.py", "test_torch.py", "on_torch.py"]),
     *([] if torch else ["test_mega.py", "test_moe_group.py"]),
-    *([] if HAS_GPU else ["test_gpu.py"]),
+    *([] if HAS_GPU else ["test_gpu.py", "test_gpu_peers.py"]),
     *([] if HAS_TRANSFORMERS else ["test_transformers.py"]),
     *([] if HAS_MYPY else ["test_typing.py"]),
 ]

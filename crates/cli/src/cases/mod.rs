@@ -8,5 +8,6 @@ pub mod einsum;
 pub mod gemm;
 pub mod hyper_connection;
 pub mod models;
+pub mod moe;
 pub mod quantize;
 pub mod router;

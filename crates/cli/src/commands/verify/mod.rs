@@ -13,6 +13,7 @@ mod hyper_connection;
 mod k_grouped;
 mod kernels;
 mod m_grouped;
+mod mixture;
 mod moe;
 mod oracle;
 mod quantize;
@@ -318,7 +319,7 @@ impl Check {
 }
 
 /// The suite, in its order.
-const CHECKS: [fn(&Setup) -> Vec<Check>; 19] = [
+const CHECKS: [fn(&Setup) -> Vec<Check>; 20] = [
     dense::checks,
     stream_k::checks,
     arguments::checks,
@@ -331,6 +332,7 @@ const CHECKS: [fn(&Setup) -> Vec<Check>; 19] = [
     kernels::checks,
     quantize::checks,
     moe::checks,
+    mixture::checks,
     router::checks,
     attention::checks,
     hyper_connection::checks,
