@@ -10,6 +10,7 @@ mod launch;
 mod mma;
 pub(crate) mod multicast;
 mod roles;
+mod row_loader;
 pub(crate) mod scale_pipeline;
 mod spec;
 pub mod split_k;

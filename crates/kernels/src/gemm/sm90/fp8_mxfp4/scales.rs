@@ -15,9 +15,9 @@ use super::Block;
 use super::config::{ROW_SCALE_BYTES, ROWS_AT_ONCE};
 use super::widen::{Applied, FOLDS};
 use crate::common::WARP;
-use crate::gemm::params::ScaleParams;
 use crate::gemm::scheduler::tile::TileView;
-use oxigemm_ptx::{Global, Kernel, Shared, U32, Var};
+use crate::gemm::sm90::row_loader::RowLoader;
+use oxigemm_ptx::{Shared, U32};
 
 /// Warps that load scales of B: each those of 64 rows that one warpgroup multiplies.
 pub(super) const B_WARPS: u32 = 2;
@@ -42,13 +42,13 @@ impl<'k> Block<'k, '_> {
     pub(super) fn load_scales(&self, role: ScaleRole<'k>) {
         let (k, blocks) = (self.k, self.params.k_blocks);
         let rows = self.rows_of(role);
-        let words: Vec<RowWords<'k>> = rows.iter().map(|_| RowWords::new(k)).collect();
-        let loader = Loader { k, words, stride: k.var(0u32), vectors: k.var(false) };
+        let loader = RowLoader::new(k, rows.len(), AT_ONCE, 0u32, None);
         let cursor = self.pipe.writer();
         let put = |nth: u32| {
             cursor.wait_empty();
             let stage = cursor.stage();
-            self.put(role, &rows, &loader.held(nth), self.scales(stage));
+            let words: Vec<U32<'k>> = (0..rows.len()).map(|row| loader.held(row, nth)).collect();
+            self.put(role, &rows, &words, self.scales(stage));
             k.sync_warp();
             let full = self.pipe.full(stage);
             k.guard(self.lane.eq(0), || full.arrive());
@@ -117,76 +117,4 @@ impl<'k> Block<'k, '_> {
 fn row_of_b<'k>(view: &TileView<'k>, accumulator: U32<'k>) -> U32<'k> {
     let (column, row) = view.column_and_row(accumulator);
     column.min(view.columns - 1) + (row - column)
-}
-
-/// Loader of 32-bit words of some rows, for several stages at a time, in the registers of a warp.
-struct Loader<'k> {
-    k: &'k Kernel,
-    words: Vec<RowWords<'k>>,
-    /// Elements from the word of a stage to that of the next.
-    stride: Var<'k, u32>,
-    /// Whether those of several stages are a vector.
-    vectors: Var<'k, bool>,
-}
-
-/// Words of a row.
-struct RowWords<'k> {
-    /// Address of the word that is loaded next.
-    next: Var<'k, u64>,
-    held: Vec<Var<'k, u32>>,
-    /// Those of the stages behind, in flight from memory.
-    ahead: Vec<Var<'k, u32>>,
-}
-
-impl<'k> RowWords<'k> {
-    fn new(k: &'k Kernel) -> Self {
-        let some = || (0..AT_ONCE).map(|_| k.var(0u32)).collect();
-        RowWords { next: k.var(0u64), held: some(), ahead: some() }
-    }
-}
-
-impl<'k> Loader<'k> {
-    /// Begins with the first words of these rows.
-    fn begin(&self, scales: &ScaleParams<'k>, rows: impl Iterator<Item = U32<'k>>) {
-        for (words, row) in self.words.iter().zip(rows) {
-            words.next.set(scales.at(row, self.k.constant(0)).address());
-        }
-        self.stride.set(scales.stride_k);
-        self.vectors.set(scales.has_fours_along_k());
-    }
-
-    /// Issues the loads of the next stages' words, of which so many are left: at least one.
-    fn fetch(&self, left: U32<'k>) {
-        let (k, step) = (self.k, self.stride.get().widening_mul(4));
-        let each = |later: u32| {
-            for RowWords { next, ahead, .. } in &self.words {
-                let from = Global::new(next.get()).at(step * u64::from(later));
-                ahead[later as usize].set(from.load_readonly::<u32>());
-            }
-        };
-        let vectors = || {
-            for RowWords { next, ahead, .. } in &self.words {
-                let words = Global::new(next.get()).load_readonly_vec::<u32, { AT_ONCE as usize }>();
-                ahead.iter().zip(words).for_each(|(ahead, word)| ahead.set(word));
-            }
-        };
-        let all = || k.if_else(self.vectors.get(), vectors, || (0..AT_ONCE).for_each(each));
-        let some = || (0..AT_ONCE - 1).for_each(|later| k.if_(left.gt(later), || each(later)));
-        k.if_else(left.ge(AT_ONCE), all, some);
-        for RowWords { next, .. } in &self.words {
-            next.set(next.live() + step * u64::from(AT_ONCE));
-        }
-    }
-
-    /// Takes what was loaded.
-    fn take(&self) {
-        for RowWords { held, ahead, .. } in &self.words {
-            held.iter().zip(ahead).for_each(|(held, ahead)| held.set(ahead.live()));
-        }
-    }
-
-    /// The words of the `nth` stage.
-    fn held(&self, nth: u32) -> Vec<U32<'k>> {
-        self.words.iter().map(|words| words.held[nth as usize].get()).collect()
-    }
 }

@@ -14,8 +14,9 @@ use crate::common::WARP;
 use crate::gemm::params::ScaleParams;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileView;
+use crate::gemm::sm90::row_loader::RowLoader;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
-use oxigemm_ptx::{F32, Global, Kernel, MBarrier, Pred, Shared, U32, Var};
+use oxigemm_ptx::{F32, Kernel, MBarrier, Pred, Shared, U32, Var};
 
 /// Bytes of a row of an operand: half of the K of one instruction.
 const ROW_BYTES: u32 = 16;
@@ -85,17 +86,17 @@ impl<'k> Block<'k, '_> {
             let k_blocks = view.k_blocks;
             k.if_(scale_warp.eq(0) & lane.eq(0), || messages.store_message(view, awaited));
             mine.begin_tile(view);
-            k.if_(k_blocks.gt(0), || mine.fetch(k_blocks));
+            k.if_(k_blocks.gt(0), || mine.loader.fetch(k_blocks));
             let left_over = k_blocks % AT_ONCE;
             k.for_(0, k_blocks - left_over, AT_ONCE, |block| {
-                mine.take();
+                mine.loader.take();
                 // By twos, as fences take long.
                 commit(&[put(0), put(1)]);
                 let left = k_blocks - block;
-                k.if_(left.gt(AT_ONCE), || mine.fetch(left - AT_ONCE));
+                k.if_(left.gt(AT_ONCE), || mine.loader.fetch(left - AT_ONCE));
                 commit(&[put(2), put(3)]);
             });
-            mine.take();
+            mine.loader.take();
             (0..AT_ONCE - 1).for_each(|nth| k.if_(left_over.gt(nth), || commit(&[put(nth)])));
         });
     }
@@ -105,37 +106,19 @@ impl<'k> Block<'k, '_> {
 struct ScaleLoader<'k> {
     k: &'k Kernel,
     side: Side<'k>,
-    /// The first that the lane has, of rows and then columns.
+    /// The first that the lane has, of rows and then columns; the others are 32 apart.
     first: U32<'k>,
-    /// What the lane has: the rows (or columns) from there on, 32 apart.
-    lane_scales: Vec<LaneScales<'k>>,
-    /// Elements from the scale of a K block to that of the next.
-    stride: Var<'k, u32>,
-    /// Whether those of a few blocks are a vector.
-    vectors: Var<'k, bool>,
-}
-
-/// Scales of a row (or column) of a lane.
-struct LaneScales<'k> {
-    /// Where the scale is in memory that is loaded next.
-    next: Var<'k, u64>,
-    held: Vec<Var<'k, f32>>,
-    /// Those of the K blocks behind, in flight from memory.
-    ahead: Vec<Var<'k, f32>>,
+    loader: RowLoader<'k, f32>,
 }
 
 impl<'k> ScaleLoader<'k> {
     /// Loader for a tile of so many rows.
     fn new(k: &'k Kernel, rows: u32, (scale_warp, lane): (U32<'k>, U32<'k>)) -> Self {
-        let few = || (0..AT_ONCE).map(|_| k.var(0.0f32)).collect();
-        let lane_scales = (0..PER_LANE).map(|_| LaneScales { next: k.var(0u64), held: few(), ahead: few() });
         ScaleLoader {
             k,
             side: Side { rows, is_rows: scale_warp.lt(rows / PER_WARP) },
             first: scale_warp * PER_WARP + lane,
-            lane_scales: lane_scales.collect(),
-            stride: k.var(0u32),
-            vectors: k.var(false),
+            loader: RowLoader::new(k, PER_LANE as usize, AT_ONCE, 0.0, None),
         }
     }
 
@@ -153,48 +136,15 @@ impl<'k> ScaleLoader<'k> {
     /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last:
     /// nobody stores what becomes of it.)
     fn begin(&self, scales: &ScaleParams<'k>, first: U32<'k>, limit: U32<'k>) {
-        for (nth, lane_scales) in (0u32..).zip(&self.lane_scales) {
-            let row = (first + nth * WARP).min(limit - 1);
-            lane_scales.next.set(scales.at(row, self.k.constant(0)).address());
-        }
-        self.stride.set(scales.stride_k);
-        self.vectors.set(scales.has_fours_along_k());
-    }
-
-    /// Issues the loads of the next K blocks' scales, of which so many are left: at least one.
-    fn fetch(&self, left: U32<'k>) {
-        let (k, step) = (self.k, self.stride.get().widening_mul(4));
-        let each = |later: u32| {
-            for LaneScales { next, ahead, .. } in &self.lane_scales {
-                let from = Global::new(next.get()).at(step * u64::from(later));
-                ahead[later as usize].set(from.load_readonly::<f32>());
-            }
-        };
-        let vectors = || {
-            for LaneScales { next, ahead, .. } in &self.lane_scales {
-                let scales = Global::new(next.get()).load_readonly_vec::<f32, { AT_ONCE as usize }>();
-                ahead.iter().zip(scales).for_each(|(ahead, scale)| ahead.set(scale));
-            }
-        };
-        let all = || k.if_else(self.vectors.get(), vectors, || (0..AT_ONCE).for_each(each));
-        let some = || (0..AT_ONCE - 1).for_each(|later| k.if_(left.gt(later), || each(later)));
-        k.if_else(left.ge(AT_ONCE), all, some);
-        self.lane_scales.iter().for_each(|lane_scales| {
-            lane_scales.next.set(lane_scales.next.live() + step * u64::from(AT_ONCE))
-        });
-    }
-
-    /// Takes what was loaded.
-    fn take(&self) {
-        for LaneScales { held, ahead, .. } in &self.lane_scales {
-            held.iter().zip(ahead).for_each(|(held, ahead)| held.set(ahead.live()));
-        }
+        let row = |nth: u32| (first + nth * WARP).min(limit - 1);
+        self.loader.begin(scales, (0..PER_LANE).map(row));
     }
 
     /// Writes those of the `nth` K block to the operands; `to` is where the lane's first belongs.
     fn put(&self, nth: u32, to: Shared<'k>) {
-        for (further, lane_scales) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.lane_scales) {
-            to.at(further).store_vec(self.side.row(lane_scales.held[nth as usize].get()));
+        for row in 0..PER_LANE {
+            let scale = self.loader.held(row as usize, nth);
+            to.at(row * WARP * ROW_BYTES).store_vec(self.side.row(scale));
         }
     }
 }
