@@ -11,7 +11,7 @@ use oxigemm_testkit::Failure;
 
 /// What weights are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MixtureWeights {
+pub enum MoeWeights {
     /// BF16.
     Bf16,
     /// E4M3 with scales of 128x128.
@@ -20,31 +20,31 @@ pub enum MixtureWeights {
     Mxfp4,
 }
 
-impl MixtureWeights {
+impl MoeWeights {
     /// All of them.
-    pub const ALL: [MixtureWeights; 3] = [MixtureWeights::Bf16, MixtureWeights::Fp8, MixtureWeights::Mxfp4];
+    pub const ALL: [MoeWeights; 3] = [MoeWeights::Bf16, MoeWeights::Fp8, MoeWeights::Mxfp4];
 
     /// The type of the elements.
     pub fn dtype(self) -> DType {
         match self {
-            MixtureWeights::Bf16 => DType::Bf16,
-            MixtureWeights::Fp8 => DType::E4m3,
-            MixtureWeights::Mxfp4 => DType::U8,
+            MoeWeights::Bf16 => DType::Bf16,
+            MoeWeights::Fp8 => DType::E4m3,
+            MoeWeights::Mxfp4 => DType::U8,
         }
     }
 
     /// By how much results may differ from those of another device ([`oxigemm::metrics::calc_diff`]): tokens, and what lies
     /// between the GEMMs, are quantized, with scales that are powers of two or not, as the device's tensor core has them.
     pub fn most_diff(self) -> f64 {
-        if self == MixtureWeights::Bf16 { 1e-5 } else { 4e-3 }
+        if self == MoeWeights::Bf16 { 1e-5 } else { 4e-3 }
     }
 }
 
 /// A layer and its tokens.
 #[derive(Clone, Copy, Debug)]
-pub struct MixtureSpec {
+pub struct MoeSpec {
     /// What weights are.
-    pub weights: MixtureWeights,
+    pub weights: MoeWeights,
     /// Tokens.
     pub tokens: usize,
     /// Choices of a token.
@@ -59,28 +59,28 @@ pub struct MixtureSpec {
     pub seed: u64,
 }
 
-impl fmt::Display for MixtureSpec {
+impl fmt::Display for MoeSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MixtureSpec { weights, tokens, topk, experts, inner, outer, seed } = self;
-        write!(f, "mixture {weights:?} m{tokens} top{topk} e{experts} i{inner} k{outer} seed {seed}")
+        let MoeSpec { weights, tokens, topk, experts, inner, outer, seed } = self;
+        write!(f, "moe_forward {weights:?} m{tokens} top{topk} e{experts} i{inner} k{outer} seed {seed}")
     }
 }
 
-impl MixtureSpec {
+impl MoeSpec {
     /// Rows and columns of the weights of an expert.
     fn dims(&self) -> [[usize; 2]; 2] {
         [[2 * self.inner, self.outer], [self.outer, self.inner]]
     }
 
     /// Weights and tokens on a device.
-    pub fn on(self, device: &Device) -> Result<Mixture, Failure> {
-        Mixture::new(&HostExperts::new(&self)?, RoutedTokens::new(&self, self.seed, device)?, device)
+    pub fn on(self, device: &Device) -> Result<MoeLayer, Failure> {
+        MoeLayer::new(&HostExperts::new(&self)?, RoutedTokens::new(&self, self.seed, device)?, device)
     }
 }
 
 /// Weights of all experts, on the host.
 pub struct HostExperts {
-    spec: MixtureSpec,
+    spec: MoeSpec,
     /// Codes of both weights of all experts, one after another.
     codes: [Vec<u8>; 2],
     scales: [Vec<f32>; 2],
@@ -88,21 +88,19 @@ pub struct HostExperts {
 
 impl HostExperts {
     /// Draws them.
-    pub fn new(spec: &MixtureSpec) -> Result<HostExperts, Failure> {
+    pub fn new(spec: &MoeSpec) -> Result<HostExperts, Failure> {
         let mut found = HostExperts { spec: *spec, codes: Default::default(), scales: Default::default() };
         for (nth, [n, k]) in spec.dims().into_iter().enumerate() {
             let numbers = random::normals(spec.seed + nth as u64, spec.experts * n * k);
             for expert in numbers.chunks(n * k) {
                 let values: Vec<f32> = expert.iter().map(|x| x / (k as f32).sqrt()).collect();
                 let Quantized { codes, scales, .. } = match spec.weights {
-                    MixtureWeights::Bf16 => {
+                    MoeWeights::Bf16 => {
                         found.codes[nth].extend(DType::Bf16.encode(&values));
                         continue;
                     }
-                    MixtureWeights::Fp8 => per_block_cast_to_fp8(&values, n, k, ScaleFormat::PowerOfTwo)?,
-                    MixtureWeights::Mxfp4 => {
-                        cast_blocks_to_fp4(&values, n, k, [1, 32], ScaleFormat::PowerOfTwo)?
-                    }
+                    MoeWeights::Fp8 => per_block_cast_to_fp8(&values, n, k, ScaleFormat::PowerOfTwo)?,
+                    MoeWeights::Mxfp4 => cast_blocks_to_fp4(&values, n, k, [1, 32], ScaleFormat::PowerOfTwo)?,
                 };
                 found.codes[nth].extend(codes);
                 found.scales[nth].extend(scales);
@@ -117,7 +115,7 @@ impl HostExperts {
         let part = |nth: usize| -> Result<(Tensor, Option<Tensor>), Failure> {
             let [n, k] = spec.dims()[nth];
             let all = &self.codes[nth];
-            let columns = if spec.weights == MixtureWeights::Mxfp4 { k / 2 } else { k };
+            let columns = if spec.weights == MoeWeights::Mxfp4 { k / 2 } else { k };
             let bytes = all.len() / spec.experts;
             let codes = &all[first * bytes..][..experts * bytes];
             let codes = Tensor::from_bytes(spec.weights.dtype(), codes, &[experts, n, columns], device)?;
@@ -125,7 +123,7 @@ impl HostExperts {
             if count == 0 {
                 return Ok((codes, None));
             }
-            let rows = if spec.weights == MixtureWeights::Mxfp4 { n } else { n / 128 };
+            let rows = if spec.weights == MoeWeights::Mxfp4 { n } else { n / 128 };
             let scales = &self.scales[nth][first * count..][..experts * count];
             let scales = Tensor::from_slice(scales, &[experts, rows, count / rows], device)?;
             Ok((codes, Some(scales)))
@@ -163,8 +161,8 @@ pub struct RoutedTokens {
 
 impl RoutedTokens {
     /// Draws them.
-    pub fn new(spec: &MixtureSpec, seed: u64, device: &Device) -> Result<RoutedTokens, Failure> {
-        let MixtureSpec { tokens, topk, outer, .. } = *spec;
+    pub fn new(spec: &MoeSpec, seed: u64, device: &Device) -> Result<RoutedTokens, Failure> {
+        let MoeSpec { tokens, topk, outer, .. } = *spec;
         let x = random::normals(seed + 2, tokens * outer);
         let factors: Vec<f32> = random::normals(seed + 3, tokens * topk).iter().map(|x| x.abs()).collect();
         Ok(RoutedTokens {
@@ -186,7 +184,7 @@ impl RoutedTokens {
 }
 
 /// Choices drawn from a seed.
-pub fn choices(spec: &MixtureSpec, seed: u64) -> Vec<i32> {
+pub fn choices(spec: &MoeSpec, seed: u64) -> Vec<i32> {
     let experts = spec.experts as u64;
     let draw = |i: u64| match random::bits(seed + 4, i) % (experts + 2) {
         id if id < experts => id as i32,
@@ -196,8 +194,8 @@ pub fn choices(spec: &MixtureSpec, seed: u64) -> Vec<i32> {
     (0..(spec.tokens * spec.topk) as u64).map(draw).collect()
 }
 
-/// Operands of a [`MixtureSpec`].
-pub struct Mixture {
+/// Operands of a [`MoeSpec`].
+pub struct MoeLayer {
     /// Tokens and choices.
     pub tokens: RoutedTokens,
     /// Weights.
@@ -207,13 +205,13 @@ pub struct Mixture {
     pub out: Tensor,
 }
 
-impl Mixture {
+impl MoeLayer {
     /// All experts, and tokens, on a device.
-    pub fn new(experts: &HostExperts, tokens: RoutedTokens, device: &Device) -> Result<Mixture, Failure> {
+    pub fn new(experts: &HostExperts, tokens: RoutedTokens, device: &Device) -> Result<MoeLayer, Failure> {
         let spec = &experts.spec;
         let dims = [spec.experts, spec.inner, spec.outer];
         let bytes = moe_scratch_bytes([tokens.count(), spec.topk], dims, spec.weights.dtype());
-        Ok(Mixture {
+        Ok(MoeLayer {
             weights: experts.place(0, spec.experts, device)?,
             scratch: Tensor::zeros(DType::U8, &[bytes], device)?,
             out: Tensor::zeros(DType::Bf16, &[tokens.count(), spec.outer], device)?,

@@ -140,6 +140,27 @@ impl GroupedCase {
         GroupedCase { layout, groups, alignment, ..GroupedCase::masked(ids, [ids.len(), n, k]) }
     }
 
+    /// Groups of some rows, of none, of one and of more than a tile has, in every layout. Alignments, types of D and orders
+    /// of scales take turns.
+    pub fn in_every_layout(
+        types: OperandTypes,
+        block_m: usize,
+        [n, k]: [usize; 2],
+        turn: usize,
+    ) -> [GroupedCase; 3] {
+        let sizes = [block_m / 2 + 5, 0, 1, block_m + 1];
+        let alignment = [1, 16, 32, 64][turn % 4];
+        let d_type = [DType::Bf16, DType::F32][turn % 2];
+        let scales = [ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Row, ScaleOrder::Odd][turn % 4];
+        let (counts, ids) = (sizes.map(|rows| rows as i32), ids(&sizes, alignment));
+        let cases = [
+            GroupedCase::masked(&counts, [block_m + 9, n, k]),
+            GroupedCase::ids(&ids, sizes.len(), alignment, [n - 16, k]),
+            GroupedCase::ends(&ends(&sizes, alignment), alignment, [ids.len(), n, k]),
+        ];
+        cases.map(|case| GroupedCase { types, d_type, scales, ..case })
+    }
+
     /// The same for 16-bit operands, and a D of their type unless it is FP32.
     pub fn of(self, types: OperandTypes) -> GroupedCase {
         let d_type = if self.d_type == DType::F32 { DType::F32 } else { types.d_types[0] };

@@ -77,24 +77,9 @@ fn m_grouped_kernels_with_every_group_layout() {
     assert!(all.len() >= 4);
     for (turn, choice) in all.into_iter().enumerate() {
         let (block_m, n, k) = (choice.tile()[0] as usize, 136, depth(&choice) - 128);
-        let sizes = [block_m / 2 + 5, 0, 1, block_m + 1];
-        let alignment = [1, 16, 32, 64][turn % 4];
-        let d_type = [DType::Bf16, DType::F32][turn % 2];
-        let scales = [ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Row, ScaleOrder::Odd][turn % 4];
-        let counts = sizes.map(|rows| rows as i32);
-        let ids = ids(&sizes, alignment);
-        let cases = [
-            GroupedCase::masked(&counts, [block_m + 9, n, k]),
-            GroupedCase::ids(&ids, sizes.len(), alignment, [n - 16, k]),
-            GroupedCase::ends(&ends(&sizes, alignment), alignment, [ids.len(), n, k]),
-        ];
-        for case in cases {
-            let case = GroupedCase { types: FP8_FP4, d_type, scales, ..case };
-            case.simulated(&sim).every_schedule_gives_the_same_bits(
-                Some(choice),
-                policies(turn).take(2),
-                &sim,
-            );
+        for case in GroupedCase::in_every_layout(FP8_FP4, block_m, [n, k], turn) {
+            let case = case.simulated(&sim);
+            case.every_schedule_gives_the_same_bits(Some(choice), policies(turn).take(2), &sim);
         }
     }
 }

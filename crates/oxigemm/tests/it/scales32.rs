@@ -1,7 +1,7 @@
 //! FP8 GEMMs with scales of 32 in the simulator: 1x32 scales of A, 1x32 or 32x32 scales of B. Whatever the schedule,
 //! the same bits, no hazard, and the product.
 
-use crate::common::{self, AddendKind, Case, GroupedCase, PLAIN, ScaleOrder, ends, ids, in_turn, policies};
+use crate::common::{self, AddendKind, Case, GroupedCase, PLAIN, ScaleOrder, in_turn, policies};
 use oxigemm::cast::{Quantized, ScaleFormat, cast_blocks_to_fp8};
 use oxigemm::check::{Checked, GemmDesc};
 use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, MGroupedShape, OperandKind, PlanRequest};
@@ -88,19 +88,7 @@ fn m_grouped_kernels_with_every_group_layout() {
     for (turn, choice) in choices(GemmKernel::m_grouped(Arch::Sm90a)).enumerate() {
         let ([block_m, block_n], types) = (choice.tile().map(|x| x as usize), operands_of(&choice.kernel).0);
         let (n, k) = (block_n + 8, depth(choice.stages) - 128);
-        let sizes = [block_m / 2 + 5, 0, 1, block_m + 1];
-        let alignment = [1, 16, 32, 64][turn % 4];
-        let d_type = [DType::Bf16, DType::F32][turn % 2];
-        let scales = [ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Row, ScaleOrder::Odd][turn % 4];
-        let counts = sizes.map(|rows| rows as i32);
-        let ids = ids(&sizes, alignment);
-        let cases = [
-            GroupedCase::masked(&counts, [block_m + 9, n, k]),
-            GroupedCase::ids(&ids, sizes.len(), alignment, [n - 16, k]),
-            GroupedCase::ends(&ends(&sizes, alignment), alignment, [ids.len(), n, k]),
-        ];
-        for case in cases {
-            let case = GroupedCase { types, d_type, scales, ..case };
+        for case in GroupedCase::in_every_layout(types, block_m, [n, k], turn) {
             case.simulated(&sim).every_schedule_gives_the_same_bits(Some(choice), policies(turn), &sim);
         }
     }

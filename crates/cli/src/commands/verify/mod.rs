@@ -13,8 +13,8 @@ mod hyper_connection;
 mod k_grouped;
 mod kernels;
 mod m_grouped;
-mod mixture;
 mod moe;
+mod moe_forward;
 mod oracle;
 mod quantize;
 mod random;
@@ -332,7 +332,7 @@ const CHECKS: [fn(&Setup) -> Vec<Check>; 20] = [
     kernels::checks,
     quantize::checks,
     moe::checks,
-    mixture::checks,
+    moe_forward::checks,
     router::checks,
     attention::checks,
     hyper_connection::checks,

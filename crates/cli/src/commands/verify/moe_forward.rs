@@ -12,30 +12,28 @@ use oxigemm::{
 use super::random::Draw;
 use super::{Check, Setup, ensure};
 use crate::Failure;
-use crate::cases::moe::{
-    HostExperts, Mixture, MixtureSpec, MixtureWeights, PlacedExperts, RoutedTokens, choices,
-};
+use crate::cases::moe::{HostExperts, MoeLayer, MoeSpec, MoeWeights, PlacedExperts, RoutedTokens, choices};
 
 pub fn checks(_: &Setup) -> Vec<Check> {
     let mut checks = vec![
-        Check::anywhere("mixture: random layers as on the CPU", random_cases),
-        Check::anywhere("mixture: repeats give the same bits", repeats),
+        Check::anywhere("moe_forward: random layers as on the CPU", random_cases),
+        Check::anywhere("moe_forward: repeats give the same bits", repeats),
         Check::with_kernels(
-            "mixture: a graph reads the choices that are there when it is launched",
+            "moe_forward: a graph reads the choices that are there when it is launched",
             replayed,
         ),
     ];
-    for weights in MixtureWeights::ALL {
-        let name = format!("mixture: four ranks as streams, {weights:?} weights");
+    for weights in MoeWeights::ALL {
+        let name = format!("moe_forward: four ranks as streams, {weights:?} weights");
         checks.push(Check::on_gpu(name, move |setup| ranks(setup, weights)));
     }
     checks
 }
 
-fn draw_spec(draw: &mut Draw, setup: &Setup) -> MixtureSpec {
+fn draw_spec(draw: &mut Draw, setup: &Setup) -> MoeSpec {
     let most = if setup.device.as_cuda().is_some() { 100 } else { 8 };
-    let spec = MixtureSpec {
-        weights: draw.of(&MixtureWeights::ALL),
+    let spec = MoeSpec {
+        weights: draw.of(&MoeWeights::ALL),
         tokens: 1 + draw.below(most),
         topk: draw.of(&[1, 2, 4, 8]),
         experts: draw.of(&[1, 3, 8, 16]),
@@ -45,15 +43,15 @@ fn draw_spec(draw: &mut Draw, setup: &Setup) -> MixtureSpec {
     };
     // Three products of all columns for each choice.
     let of_token = 3 * spec.topk * spec.inner * spec.outer;
-    MixtureSpec { tokens: spec.tokens.min((draw.largest() / of_token).max(1)), ..spec }
+    MoeSpec { tokens: spec.tokens.min((draw.largest() / of_token).max(1)), ..spec }
 }
 
 /// The output, as numbers.
-fn output(spec: MixtureSpec, device: &Device) -> Result<Vec<f32>, Failure> {
-    let mut mixture = spec.on(device)?;
-    mixture.run(&GemmOptions::default())?;
+fn output(spec: MoeSpec, device: &Device) -> Result<Vec<f32>, Failure> {
+    let mut layer = spec.on(device)?;
+    layer.run(&GemmOptions::default())?;
     device.synchronize()?;
-    Ok(mixture.out.to_vec_f32()?)
+    Ok(layer.out.to_vec_f32()?)
 }
 
 fn random_cases(setup: &Setup) -> Result<String, Failure> {
@@ -72,37 +70,37 @@ fn random_cases(setup: &Setup) -> Result<String, Failure> {
 
 fn repeats(setup: &Setup) -> Result<String, Failure> {
     let mut draw = Draw::new(setup, 96);
-    for weights in MixtureWeights::ALL {
-        let spec = MixtureSpec { weights, ..draw_spec(&mut draw, setup) };
-        let mut mixture = spec.on(&setup.device)?;
+    for weights in MoeWeights::ALL {
+        let spec = MoeSpec { weights, ..draw_spec(&mut draw, setup) };
+        let mut layer = spec.on(&setup.device)?;
         setup.same_bits_again(&spec, || {
-            mixture.run(&GemmOptions::default())?;
+            layer.run(&GemmOptions::default())?;
             setup.device.synchronize()?;
-            Ok(mixture.out.to_bytes()?)
+            Ok(layer.out.to_bytes()?)
         })?;
     }
     Ok("no bit differs".to_owned())
 }
 
 fn replayed(setup: &Setup) -> Result<String, Failure> {
-    for weights in MixtureWeights::ALL {
-        let spec = MixtureSpec { weights, tokens: 9, topk: 3, experts: 8, inner: 128, outer: 256, seed: 11 };
+    for weights in MoeWeights::ALL {
+        let spec = MoeSpec { weights, tokens: 9, topk: 3, experts: 8, inner: 128, outer: 256, seed: 11 };
         let stream = setup.device.new_stream()?;
         let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-        let (mut mixture, mut fresh) = (spec.on(&setup.device)?, spec.on(&setup.device)?);
+        let (mut layer, mut fresh) = (spec.on(&setup.device)?, spec.on(&setup.device)?);
         // The first call loads the kernels.
-        mixture.run(&options)?;
+        layer.run(&options)?;
         stream.synchronize()?;
-        let graph = stream.capture(|_| mixture.run(&options))?;
+        let graph = stream.capture(|_| layer.run(&options))?;
         for seed in [2, 3, 4] {
             let ids: Vec<u8> = choices(&spec, seed).iter().flat_map(|id| id.to_le_bytes()).collect();
-            let write = |mixture: &mut Mixture| mixture.tokens.ids.write_bytes(&ids);
-            write(&mut mixture)?;
+            let write = |layer: &mut MoeLayer| layer.tokens.ids.write_bytes(&ids);
+            write(&mut layer)?;
             graph.launch(&stream)?;
             write(&mut fresh)?;
             fresh.run(&options)?;
             stream.synchronize()?;
-            ensure(mixture.out.to_bytes()? == fresh.out.to_bytes()?, || {
+            ensure(layer.out.to_bytes()? == fresh.out.to_bytes()?, || {
                 format!("{spec}: choices {seed} gave other bits than a call")
             })?;
         }
@@ -121,9 +119,9 @@ const MOST: usize = 24;
 const LATE: u64 = 500;
 
 /// A layer with experts on four ranks, each a stream of one GPU with its share of the SMs.
-fn ranks(setup: &Setup, weights: MixtureWeights) -> Result<String, Failure> {
+fn ranks(setup: &Setup, weights: MoeWeights) -> Result<String, Failure> {
     let spec =
-        MixtureSpec { weights, tokens: MOST, topk: 4, experts: 16, inner: 256, outer: 512, seed: setup.seed };
+        MoeSpec { weights, tokens: MOST, topk: 4, experts: 16, inner: 256, outer: 512, seed: setup.seed };
     let host = HostExperts::new(&spec)?;
     let mut ranks = Rank::all(setup, &host, &spec)?;
     let batches = setup.count(10_000).div_ceil(BATCH);
@@ -144,7 +142,7 @@ fn ranks(setup: &Setup, weights: MixtureWeights) -> Result<String, Failure> {
     for (rank, own) in ranks.iter().enumerate() {
         for (list, expected) in own.expected.iter().enumerate().filter(|(_, found)| !found.is_empty()) {
             let tokens = RoutedTokens::new(&of_list(&spec, list), seed_of(&spec, rank, list), &setup.device)?;
-            let mut alone = Mixture::new(&host, tokens, &setup.device)?;
+            let mut alone = MoeLayer::new(&host, tokens, &setup.device)?;
             alone.run(&GemmOptions::default())?;
             setup.device.synchronize()?;
             let diff = calc_diff(&DType::Bf16.decode(expected), &alone.out.to_vec_f32()?);
@@ -158,11 +156,11 @@ fn ranks(setup: &Setup, weights: MixtureWeights) -> Result<String, Failure> {
 }
 
 /// A list has tokens of its own number, one of them none.
-fn of_list(spec: &MixtureSpec, list: usize) -> MixtureSpec {
-    MixtureSpec { tokens: MOST * list / (LISTS - 1), ..*spec }
+fn of_list(spec: &MoeSpec, list: usize) -> MoeSpec {
+    MoeSpec { tokens: MOST * list / (LISTS - 1), ..*spec }
 }
 
-fn seed_of(spec: &MixtureSpec, rank: usize, list: usize) -> u64 {
+fn seed_of(spec: &MoeSpec, rank: usize, list: usize) -> u64 {
     spec.seed + (100 * rank + list) as u64
 }
 
@@ -184,7 +182,7 @@ struct Rank {
 }
 
 impl Rank {
-    fn all(setup: &Setup, host: &HostExperts, spec: &MixtureSpec) -> Result<Vec<Rank>, Failure> {
+    fn all(setup: &Setup, host: &HostExperts, spec: &MoeSpec) -> Result<Vec<Rank>, Failure> {
         let device = &setup.device;
         let shape = MoeGroupShape {
             ranks: RANKS,
@@ -192,7 +190,7 @@ impl Rank {
             topk: spec.topk,
             experts: spec.experts / RANKS,
             columns: spec.outer,
-            dtype: if spec.weights == MixtureWeights::Bf16 { DType::Bf16 } else { DType::E4m3 },
+            dtype: if spec.weights == MoeWeights::Bf16 { DType::Bf16 } else { DType::E4m3 },
             packed_scales: false,
         };
         let buffer = || Tensor::zeros(DType::U8, &[shape.buffer_bytes()?], device);
