@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
-"$work/venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2' pytest numpy ml_dtypes \
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2' pytest numpy ml_dtypes safetensors \
   ruff==0.14.0 mypy 'auditwheel>=6,<7' abi3audit
 "$work/venv/bin/python" tools/cpu_torch.py
 "$work/venv/bin/ruff" check --quiet --no-cache crates/python
