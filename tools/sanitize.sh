@@ -41,6 +41,13 @@ calls() {
         echo "gemm --op bf16 -m $m -n 512 -k 1024 --runs 0"
     done
     echo "gemm --op fp8-1d1d -m 300 -n 512 -k 1024 --runs 0"
+    for op in fp8-fp4 fp8-fp4-contiguous fp8-fp4-masked; do
+        for m in 3 70 300; do
+            echo "gemm --op $op -m $m -n 512 -k 1024 --runs 0"
+        done
+    done
+    echo "verify --quick --filter layers"
+    echo "verify --quick --filter router"
 }
 
 check() {

@@ -25,7 +25,7 @@ from transformers.integrations import finegrained_fp8 as _fp8
 
 from .. import deep_gemm, fused, quantization
 from ..errors import OxigemmError
-from ..nn.experts import is_silu, routed
+from ..nn.experts import gate_of_fp8, is_silu, routed
 
 __all__ = ["experts_forward", "fuse", "install", "uninstall"]
 
@@ -112,9 +112,7 @@ def _has_fused_experts(experts: Any) -> bool:
         and not experts.is_transposed
         and experts.is_concatenated
         and experts.activation_scheme == "dynamic"
-        and experts.swiglu_alpha is None
-        and experts.limit is None
-        and is_silu(experts.act_fn)
+        and gate_of_fp8(experts)[0]
         and experts.intermediate_dim % 128 == 0
         and _is_fp8_block(experts.gate_up_proj, experts.gate_up_proj_scale_inv, experts.block_size)
         and _is_fp8_block(experts.down_proj, experts.down_proj_scale_inv, experts.block_size)
@@ -126,12 +124,13 @@ def experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weigh
 
     The kernels permute the choices, gather and quantize tokens, multiply with SwiGLU and quantization in the
     epilogue, multiply, and add the rows of each token. Choices that are no expert of this process add nothing.
-    Experts of another form than gated SiLU with 128x128 scales are computed by transformers' own function.
+    Experts of another form than gated SiLU, with slope and limit or without, and 128x128 scales are computed by
+    transformers' own function.
     """
     if not _has_fused_experts(self) or hidden_states.dtype != torch.bfloat16:
         return _table.deepgemm_fp8_fp4_experts_forward(self, hidden_states, top_k_index, top_k_weights)
     weights = (self.gate_up_proj, self.gate_up_proj_scale_inv), (self.down_proj, self.down_proj_scale_inv)
-    return routed(hidden_states, top_k_index, top_k_weights, *weights)
+    return routed(hidden_states, top_k_index, top_k_weights, *weights, gate_of_fp8(self)[1])
 
 
 class _Casts(threading.local):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -14,6 +14,8 @@ from ._module import QuantizedModule, Tensors
 __all__ = ["QuantizedExperts", "routed"]
 
 Pair = Tuple[torch.Tensor, torch.Tensor]
+#: What is between the GEMMs: SwiGLU, SwiGLU with a slope, a limit and an offset of ups, or a function of torch.
+Between = Union[None, Tuple[float, float, float], Callable[[torch.Tensor], torch.Tensor]]
 
 #: The projections, by the names that they have here and in checkpoints.
 _PARTS, _KEYS = ("gate_up", "down"), ("gate_up_proj", "down_proj")
@@ -31,45 +33,33 @@ def routed(
     top_k_weights: torch.Tensor,
     gate_up: Pair,
     down: Pair,
-    apply_gate: Optional[Any] = None,
+    gate: Between = None,
     biases: Tuple[Optional[torch.Tensor], Optional[torch.Tensor]] = (None, None),
 ) -> torch.Tensor:
     """The experts of each token in five kernels, besides casts of ids and weights.
 
-    The kernels permute the choices, gather and quantize tokens, multiply with SwiGLU and quantization in the epilogue,
-    multiply, and add the rows of each token. Choices that are no expert add nothing. ``apply_gate`` is another function
-    of gates and ups, ``[M, 2·I]`` to ``[M, I]``, which torch then computes between the GEMMs.
+    That is one call of ``moe.forward``, with its ``gate``. A ``gate`` that is a function of gates and ups, ``[M, 2·I]``
+    to ``[M, I]``, is computed by torch between the GEMMs, which are calls of their own then.
 
     ``gate_up`` is e4m3 ``[E, 2·I, K]`` with float32 scales of 128x128, ``down`` the same ``[E, K, I]``; ``x`` is
-    bfloat16 ``[T, K]``. The rows of an expert start at multiples of
-    ``deep_gemm.get_mk_alignment_for_contiguous_layout()``.
+    bfloat16 ``[T, K]``. Choices that are no expert add nothing.
     """
-    experts, inner, outer = gate_up[0].shape[0], down[0].shape[2], x.shape[-1]
     ids = top_k_index.to(torch.int32).contiguous()
+    factors = top_k_weights.to(torch.float32).contiguous()
+    if not callable(gate):
+        return moe.forward(x, ids, factors, gate_up, down, biases=biases, gate=gate)
+
+    experts, outer = gate_up[0].shape[0], x.shape[-1]
     tokens, _, ends, places = moe.permute(ids, experts, _alignment())
     rows, expected_m = tokens.shape[0], max(1, ids.numel() // experts)
     groups: Dict[str, Any] = {"grouped_layout": ends, "use_psum_layout": True, "expected_m": expected_m}
-
+    both = torch.empty(rows, gate_up[0].shape[1], device=x.device, dtype=torch.bfloat16)
     activations = quantization.gather_quantize(x, tokens)
-    if apply_gate is None:
-        codes = torch.empty(rows, inner, device=x.device, dtype=torch.float8_e4m3fn)
-        scales = torch.empty(rows, inner // 128, device=x.device)
-        hidden = codes, scales
-        fused.m_grouped_fp8_gemm_nt_fused(
-            activations, gate_up, codes, **groups, bias=biases[0], activation="silu", gated=True, d_scales=scales
-        )
-    else:
-        both = torch.empty(rows, gate_up[0].shape[1], device=x.device, dtype=torch.bfloat16)
-        fused.m_grouped_fp8_gemm_nt_fused(activations, gate_up, both, **groups, bias=biases[0])
-        hidden = quantization.quantize(apply_gate(both).contiguous())
+    fused.m_grouped_fp8_gemm_nt_fused(activations, gate_up, both, **groups, bias=biases[0])
+    hidden = quantization.quantize(gate(both).contiguous())
     out = torch.empty(rows, outer, device=x.device, dtype=torch.bfloat16)
-    if biases[1] is not None:
-        fused.m_grouped_fp8_gemm_nt_fused(hidden, down, out, **groups, bias=biases[1])
-    else:
-        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
-            hidden, down, out, ends, use_psum_layout=True, expected_m_for_psum_layout=expected_m
-        )
-    return moe.unpermute(out, places, top_k_weights.to(torch.float32).contiguous())
+    fused.m_grouped_fp8_gemm_nt_fused(hidden, down, out, **groups, bias=biases[1])
+    return moe.unpermute(out, places, factors)
 
 
 def routed_block_scaled(
@@ -78,7 +68,7 @@ def routed_block_scaled(
     top_k_weights: torch.Tensor,
     gate_up: Tuple[_block_scaled.Form, Pair, float],
     down: Tuple[_block_scaled.Form, Pair, float],
-    apply_gate: Optional[Any] = None,
+    gate: Between = None,
     biases: Tuple[Optional[torch.Tensor], Optional[torch.Tensor]] = (None, None),
 ) -> torch.Tensor:
     """``routed`` for weights whose scales the tensor core applies, each with its form and a factor."""
@@ -95,14 +85,15 @@ def routed_block_scaled(
 
     new = {"device": x.device, "dtype": torch.bfloat16}
     activations = first.gathered(x, tokens)
-    if apply_gate is None:
+    if not callable(gate):
         hidden = second.room_for(rows, x.device)
-        gated = {"activation": "silu", "gated": True, "d_scales": hidden[1], "d_format": second.d_format}
+        gated = {"activation": "silu", "gated": True, "gate": gate}
+        gated.update(d_scales=hidden[1], d_format=second.d_format)
         multiply(first, activations, w1, hidden[0], alpha=alpha1, bias=biases[0], **gated)
     else:
         gates_and_ups = torch.empty(rows, w1[0].shape[1], **new)
         multiply(first, activations, w1, gates_and_ups, alpha=alpha1, bias=biases[0])
-        hidden = second.quantized(apply_gate(gates_and_ups).contiguous())
+        hidden = second.quantized(gate(gates_and_ups).contiguous())
     out = torch.empty(rows, x.shape[-1], **new)
     multiply(second, hidden, w2, out, alpha=alpha2, bias=biases[1])
     return moe.unpermute(out, places, top_k_weights.to(torch.float32).contiguous())
@@ -127,12 +118,12 @@ class QuantizedExperts(QuantizedModule):
         gate_up: _weights.Operand,
         down: _weights.Operand,
         biases: Tuple[Optional[torch.Tensor], Optional[torch.Tensor]] = (None, None),
-        apply_gate: Optional[Any] = None,
+        gate: Between = None,
     ) -> None:
         super().__init__()
-        self._set(gate_up, down, biases, apply_gate)
+        self._set(gate_up, down, biases, gate)
 
-    def _set(self, gate_up: Any, down: Any, biases: Any, apply_gate: Any) -> None:
+    def _set(self, gate_up: Any, down: Any, biases: Any, gate: Between) -> None:
         self.num_experts, both, columns = gate_up.codes.shape
         self.hidden_dim = gate_up.columns or columns
         self._forms = _block_scaled.Form.of(gate_up), _block_scaled.Form.of(down)
@@ -143,7 +134,7 @@ class QuantizedExperts(QuantizedModule):
         self.weight_error = max(gate_up.weight_error, down.weight_error)
         self.note = gate_up.note or down.note
         # A method of the original, which is no submodule.
-        object.__setattr__(self, "_gate", apply_gate)
+        object.__setattr__(self, "_gate", gate)
         parts = {
             "gate_up_codes": gate_up.codes,
             "gate_up_scales": gate_up.scales,
@@ -291,14 +282,19 @@ def _read(experts: torch.nn.Module, recipe: Optional[str], nvfp4: str, device: A
     return made[0], made[1], biases, _gate_of(experts, inner)
 
 
-def _gate_of(experts: torch.nn.Module, inner: int) -> Optional[Any]:
-    """None for SwiGLU that the epilogue computes, else the function of the module."""
+def _gate_of(experts: torch.nn.Module, inner: int) -> Between:
+    """What the epilogue computes between the GEMMs, else the function of the module."""
     apply_gate = getattr(experts, "_apply_gate", None)
     own = getattr(type(experts), "_apply_gate", None)
-    # The default of transformers: halves, and `act_fn` of the gates.
-    plain = own is None or getattr(own, "__name__", "") == "_default_apply_gate" or _is_plain(experts)
+    silu = is_silu(getattr(experts, "act_fn", None))
     concatenated = getattr(experts, "is_concatenated", True)
-    if plain and concatenated and is_silu(getattr(experts, "act_fn", None)) and inner % 128 == 0:
+    if concatenated and inner % 128 == 0 and type(experts).__name__ == "FP8Experts":
+        in_epilogue, gate = gate_of_fp8(experts)
+        if in_epilogue:
+            return gate
+    # The default of transformers: halves, and `act_fn` of the gates.
+    plain = own is None or getattr(own, "__name__", "") == "_default_apply_gate"
+    if plain and concatenated and silu and inner % 128 == 0:
         return None
     if callable(apply_gate):
         return apply_gate
@@ -313,7 +309,12 @@ def _gate_of(experts: torch.nn.Module, inner: int) -> Optional[Any]:
     raise _weights.Unsupported("its gate is unknown: it has neither `act_fn` nor `_apply_gate`")
 
 
-def _is_plain(experts: torch.nn.Module) -> bool:
-    """Whether the FP8 experts of transformers neither clamp nor cap."""
-    names = ("swiglu_alpha", "limit", "gate_softcap")
-    return type(experts).__name__ == "FP8Experts" and all(getattr(experts, name, None) is None for name in names)
+def gate_of_fp8(experts: Any) -> Tuple[bool, Optional[Tuple[float, float, float]]]:
+    """Whether an epilogue computes what the FP8 experts of transformers have between GEMMs, and its ``gate``."""
+    slope, limit = (getattr(experts, name, None) for name in ("swiglu_alpha", "limit"))
+    if getattr(experts, "gate_softcap", None) is not None:
+        return False, None
+    if slope is not None:
+        # Whatever `act_fn` is, gates are multiplied by a sigmoid.
+        return limit is not None, None if limit is None else (float(slope), float(limit), 1.0)
+    return is_silu(experts.act_fn), None if limit is None else (1.0, float(limit), 0.0)
