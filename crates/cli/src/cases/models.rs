@@ -4,7 +4,7 @@
 //! layouts of scales are drawn, so that a planner can be fitted to some draws and judged by others.
 
 use oxigemm::GemmLayout;
-use oxigemm_testkit::{BF16, FP8, GemmCase, GroupLayout, MGroups, ScaleOrder, spread};
+use oxigemm_testkit::{BF16, FP8, FP8_FP4, GemmCase, GroupLayout, MGroups, ScaleOrder, spread};
 
 /// N and K of weights: of attention, of dense layers, whole or split over some GPUs.
 const LAYERS: [[usize; 2]; 33] = [
@@ -119,6 +119,33 @@ pub fn draw(seed: u64, count: usize) -> Vec<ModelCase> {
         cases.extend(draw_one(&mut random));
     }
     cases
+}
+
+/// FP8 by MXFP4 with the weights of some layers, at rows from those of a decode step to those of a prompt.
+pub fn widened() -> Vec<ModelCase> {
+    const LAYERS: [[usize; 2]; 4] = [[4096, 7168], [7168, 2048], [24576, 1536], [7168, 16384]];
+    const EXPERTS: [[usize; 3]; 3] = [[32, 4096, 7168], [32, 7168, 2048], [128, 1536, 4096]];
+    let rows =
+        |up_to: usize| [1, 4, 16, 32, 64, 128, 256, 1024, 4096].into_iter().filter(move |m| *m <= up_to);
+    let dense = LAYERS.into_iter().flat_map(|[n, k]| rows(4096).map(move |m| [m, n, k]));
+    let dense = dense.map(|dims @ [m, n, k]| ModelCase {
+        name: format!("fp8-fp4_dense m{m} n{n} k{k}"),
+        gemm: GemmCase::dense(FP8_FP4, GemmLayout::Nt, dims),
+    });
+    let experts = EXPERTS.into_iter().flat_map(|[groups, n, k]| rows(256).map(move |m| (groups, [m, n, k])));
+    let experts = experts.map(|(groups, [m, n, k])| ModelCase {
+        name: format!("fp8-fp4_masked g{groups} em{m} n{n} k{k}"),
+        gemm: GemmCase {
+            m,
+            sfa: ScaleOrder::Mn,
+            ..GemmCase::m_grouped(
+                FP8_FP4,
+                MGroups::new(GroupLayout::Counts, spread(groups, m, m as u64)),
+                [n, k],
+            )
+        },
+    });
+    dense.chain(experts).collect()
 }
 
 /// The next case, unless it is one that no engine has.

@@ -83,6 +83,11 @@ pub trait KernelSpec {
     /// The launch of one GEMM whose tiles are computed in `passes`, on a device that runs up to `concurrent` clusters.
     fn launch(&self, config: &GemmConfig, shape: GemmShape, passes: u32, concurrent: u32) -> Launch;
 
+    /// Blocks that run on an SM at a time.
+    fn blocks_per_sm(&self) -> u32 {
+        1
+    }
+
     /// Clusters along M and N that can be launched.
     fn clusters(&self) -> &'static [[u32; 2]] {
         &[[1, 1]]

@@ -115,6 +115,8 @@ enum Suite {
     Router,
     /// Layers of public models, drawn from a seed.
     Models,
+    /// FP8 by MXFP4 at many rows, with the packing of scales.
+    Widened,
     /// Einsums of attention: batched GEMMs of heads, and sums of a batch.
     Einsum,
     /// Large GEMMs with serpentine and with forward K in turn.
@@ -175,6 +177,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         Suite::Hc => hyper_connection::run,
         Suite::Router => router::run,
         Suite::Models => models::run,
+        Suite::Widened => models::run_widened,
         Suite::Einsum => einsum::run,
         Suite::KOrder => k_order::run,
     };

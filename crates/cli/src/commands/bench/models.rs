@@ -52,8 +52,17 @@ fn candidates(case: &ModelCase, limits: &Limits, choices: Choices) -> Vec<(GemmC
 
 /// Times the plans of the drawn cases or, in a sweep, their candidates.
 pub fn run(bench: &mut Bench) -> Outcome {
+    let cases = models::draw(bench.args.seed, bench.args.count);
+    run_on(bench, cases)
+}
+
+/// The same of FP8 by MXFP4.
+pub fn run_widened(bench: &mut Bench) -> Outcome {
+    run_on(bench, models::widened())
+}
+
+fn run_on(bench: &mut Bench, mut cases: Vec<ModelCase>) -> Outcome {
     let (args, limits) = (bench.args, *bench.cuda.limits());
-    let mut cases = models::draw(args.seed, args.count);
     cases.retain(|case| bench.wants(&case.name));
     if cases.is_empty() {
         return Err(bench.no_case());

@@ -172,6 +172,11 @@ impl<'r, 'k> Role<'r, 'k> {
         Role { name: "scales", warps: Some(warps), elected: false, body: Box::new(body) }
     }
 
+    /// Converter: rewrites what was loaded, in these warps.
+    pub fn converter(warps: Pred<'k>, body: impl FnOnce() + 'r) -> Self {
+        Role { name: "converter", warps: Some(warps), elected: false, body: Box::new(body) }
+    }
+
     /// Store: has TMA store staged output, in one thread of each of these warps.
     pub fn store(warps: Pred<'k>, body: impl FnOnce() + 'r) -> Self {
         Role { name: "output", warps: Some(warps), elected: true, body: Box::new(body) }

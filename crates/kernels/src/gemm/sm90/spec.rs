@@ -6,7 +6,6 @@ use super::{f16_persistent, fp8_mxfp4, fp8_persistent, fp8_scales32, launch, spl
 use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::sm90::warpgroups::THREADS;
 use crate::gemm::{GemmConfig, GemmShape, KernelSpec, Launch, OperandKind};
 use oxigemm_ptx::{BuildError, Module};
 
@@ -207,7 +206,7 @@ impl KernelSpec for fp8_mxfp4::Config {
     }
 
     fn threads(&self) -> u32 {
-        THREADS
+        self.threads()
     }
 
     fn stages(&self) -> RangeInclusive<u32> {
@@ -220,6 +219,10 @@ impl KernelSpec for fp8_mxfp4::Config {
 
     fn launch(&self, config: &GemmConfig, shape: GemmShape, passes: u32, concurrent: u32) -> Launch {
         launch::fp8_mxfp4(self, config, shape, passes, concurrent)
+    }
+
+    fn blocks_per_sm(&self) -> u32 {
+        self.blocks_per_sm()
     }
 
     fn grouping(&self) -> Grouping {

@@ -35,8 +35,8 @@ const FP8_SCALES32: &[PersistentTile] = &[(128, 128, 5), (64, 128, 7), (64, 64, 
 /// The same, m-grouped.
 const FP8_SCALES32_M_GROUPED: &[PersistentTile] = &[(128, 128, 5), (64, 128, 7)];
 /// FP8 by MXFP4, dense and m-grouped; and with a gate.
-const FP8_MXFP4: &[PersistentTile] = &[(16, 128, 12), (32, 128, 12), (64, 128, 9), (128, 128, 6)];
-const FP8_MXFP4_GATED: &[PersistentTile] = &[(16, 256, 8), (32, 256, 7), (64, 256, 5)];
+const FP8_MXFP4: &[PersistentTile] = &[(16, 128, 8), (32, 128, 6), (64, 128, 7), (128, 128, 4)];
+const FP8_MXFP4_GATED: &[PersistentTile] = &[(16, 256, 8), (32, 256, 5), (64, 256, 3)];
 /// FP8 with e5m2 operands.
 const FP8_E5M2: &[PersistentTile] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
 /// FP8, m-grouped.

@@ -1,7 +1,7 @@
 //! Configuration of the persistent FP8 by MXFP4 kernel, and its shared-memory map.
 
-use crate::common::BLOCK_K;
 use crate::common::pipeline::Pipeline;
+use crate::common::{BLOCK_K, WARPGROUP};
 use crate::gemm::epilogue::fusion::{Fusion, SCALED_COLUMNS};
 use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::k_grouped::PITCH_UNIT;
@@ -15,9 +15,6 @@ use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};
 pub(super) const CODE_LINE: u32 = BLOCK_K / 2;
 /// Rows of B that both consumer warpgroups multiply at a time.
 pub(super) const ROWS_AT_ONCE: u32 = MATH_WARPGROUPS * 64;
-/// Registers of a consumer thread and of the others: a scale producer holds several words of several rows.
-pub(super) const REGISTERS: [u32; 2] = [208, 88];
-
 /// Bytes of what a scale producer writes for a row of B.
 pub(super) const ROW_SCALE_BYTES: u32 = 8;
 /// Rows of A that a scale producer writes scales of, at least: its lanes.
@@ -44,6 +41,42 @@ impl Config {
         let Config { block_m, block_n, stages, .. } = self;
         let grouped = if self.is_grouped() { "m_grouped_" } else { "" };
         format!("sm90_fp8_mxfp4_gemm_persistent_{}{grouped}{block_m}x{block_n}_s{stages}", self.fusion.name())
+    }
+
+    /// Whether consumers widen in registers, and no warpgroup widens for them: few accumulators leave room for that.
+    pub(super) fn widens_in_registers(&self) -> bool {
+        self.block_m * self.block_n <= 32 * 128
+    }
+
+    /// Blocks that run on an SM at a time: with registers for a second, that hides what one waits for.
+    pub fn blocks_per_sm(&self) -> u32 {
+        if self.widens_in_registers() && self.block_n == 128 { 2 } else { 1 }
+    }
+
+    /// Warpgroups that widen, each every so many-th stage: one takes longer for a stage than the tensor cores, but
+    /// accumulators of many rows leave no registers for a second.
+    pub(super) fn converter_warpgroups(&self) -> u32 {
+        match self.block_m * self.block_n {
+            _ if self.widens_in_registers() => 0,
+            ..0x4000 => 2,
+            _ => 1,
+        }
+    }
+
+    /// Threads of a block: consumer warpgroups, one of producers, and converters.
+    pub fn threads(&self) -> u32 {
+        (MATH_WARPGROUPS + 1 + self.converter_warpgroups()) * WARPGROUP
+    }
+
+    /// Registers of a consumer thread and of the others: a scale producer holds several words of several rows.
+    pub(super) fn registers(&self) -> [u32; 2] {
+        match (self.block_m, self.block_n) {
+            (128, _) | (64, 256) => [168, 88],
+            (64, _) => [144, 64],
+            (32, 256) => [104, 88],
+            (_, 256) => [208, 88],
+            _ => [96, 48],
+        }
     }
 
     /// Whether rows are grouped.
@@ -100,6 +133,21 @@ impl Config {
         self.a_bytes() + self.block_n * CODE_LINE
     }
 
+    /// Bytes of a widened tile of B.
+    pub(super) fn wide_bytes(&self) -> u32 {
+        self.block_n * BLOCK_K
+    }
+
+    /// Widened tiles in shared memory: what converters are at, and what consumers are.
+    pub(super) fn wide_tiles(&self) -> u32 {
+        match (self.converter_warpgroups(), self.block_n) {
+            (0, _) => 0,
+            (1, 128) => 3,
+            (2, 128) => 4,
+            _ => 2,
+        }
+    }
+
     /// Offsets of the scales of a stage: of rows of A at 0; of rows of B; and how those are applied, a word for each 64
     /// rows. Then the bytes of all.
     pub(super) fn scale_map(&self) -> [u32; 3] {
@@ -134,10 +182,13 @@ impl Config {
 pub(super) struct SharedMap {
     pub a: u32,
     pub codes: u32,
+    /// Widened tiles of B.
+    pub wide: u32,
     /// Accumulators of a tile, `[block_m][block_n]` with padding.
     pub accumulators: u32,
     pub scales: u32,
     pub barriers: u32,
+    pub wide_barriers: u32,
     /// M-grouped: of each stage, the message about its tile.
     pub messages: u32,
     pub groups: u32,
@@ -150,19 +201,36 @@ impl SharedMap {
         // Swizzled tiles repeat every 1024 bytes, those of codes every 512.
         let a = layout.place(cfg.stages * cfg.a_bytes(), 1024);
         let codes = layout.place(cfg.stages * cfg.block_n * CODE_LINE, 1024);
+        let wide = layout.place(cfg.wide_tiles() * cfg.wide_bytes(), 1024);
         let accumulators = layout.place(cfg.published().bytes(), 128);
         let scales = layout.place(cfg.stages * cfg.scale_bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
+        let wide_barriers = layout.place(Pipeline::barrier_bytes(cfg.wide_tiles()), 8);
         let messages = if cfg.is_grouped() { cfg.stages * TileMessage::BYTES } else { 0 };
         let messages = layout.place(messages, if cfg.is_grouped() { TileMessage::BYTES } else { 1 });
         let bytes = layout.bytes();
-        SharedMap { a, codes, accumulators, scales, barriers, messages, groups: bytes, bytes }
+        SharedMap {
+            a,
+            codes,
+            wide,
+            accumulators,
+            scales,
+            barriers,
+            wide_barriers,
+            messages,
+            groups: bytes,
+            bytes,
+        }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
     pub(super) fn name(&self, k: &Kernel, cfg: &Config) {
         k.name_shared("a", self.a, cfg.a_bytes(), cfg.stages);
         k.name_shared("codes", self.codes, cfg.block_n * CODE_LINE, cfg.stages);
+        if cfg.wide_tiles() > 0 {
+            k.name_shared("widened", self.wide, cfg.wide_bytes(), cfg.wide_tiles());
+            Pipeline::name_barriers(k, ["converted", "multiplied"], self.wide_barriers, cfg.wide_tiles());
+        }
         k.name_shared("accumulators", self.accumulators, cfg.published().bytes(), 1);
         k.name_shared("scales", self.scales, cfg.scale_bytes(), cfg.stages);
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
@@ -176,7 +244,6 @@ impl SharedMap {
 mod tests {
     use super::*;
     use crate::gemm::sm90;
-    use crate::gemm::sm90::warpgroups::THREADS;
 
     #[test]
     fn tiles_are_whole_subtiles_and_registers_are_those_of_the_launch() {
@@ -188,8 +255,12 @@ mod tests {
             assert_eq!(config.tile_columns(), SCALED_COLUMNS, "{name}");
             assert_eq!(config.subtiles() * ROWS_AT_ONCE, config.block_n, "{name}");
             assert!([16, 32, 64, 128].contains(&config.block_m), "{name}");
+            let launched = 65_536 / config.blocks_per_sm() / config.threads() / 8 * 8;
+            let [consumer, other] = config.registers();
+            let warpgroups = config.threads() / WARPGROUP;
+            let asked = MATH_WARPGROUPS * consumer + (warpgroups - MATH_WARPGROUPS) * other;
+            assert!(asked <= warpgroups * launched, "{name}");
+            assert!(config.shared_bytes() * config.blocks_per_sm() <= 227 << 10, "{name}");
         }
-        let launched = 65_536 / THREADS / 8 * 8;
-        assert_eq!(MATH_WARPGROUPS * REGISTERS[0] + REGISTERS[1], (MATH_WARPGROUPS + 1) * launched);
     }
 }
