@@ -73,11 +73,17 @@ def _moe_forward(
     activation,
     gated,
     gate,
-    scratch,
     out,
 ):
-    first, second = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
-    _C.moe_forward((x, scales), (ids, weights), (first, second), (activation, gated, gate), scratch, out)
+    from . import moe
+
+    # No graph holds the scratch memory: it is the call's own.
+    x, gate_up, down = (
+        codes if of_codes is None else (codes, of_codes)
+        for codes, of_codes in ((x, scales), (gate_up, gate_up_scales), (down, down_scales))
+    )
+    between = {"activation": activation, "gated": gated, "gate": None if gate is None else tuple(gate)}
+    moe.forward(x, ids, weights, gate_up, down, biases=(gate_up_bias, down_bias), **between, out=out)
 
 
 def _moe_group_publish(buffer, sizes, flags, rank, timeout, x, ids, weights, factor):
@@ -208,7 +214,7 @@ OPERATORS = {
     ),
     "moe_unpermute": ("Tensor rows, Tensor places, Tensor weights, Tensor(o!) out", _C.moe_unpermute),
     "moe_forward": (
-        f"Tensor x, Tensor? scales, Tensor ids, Tensor weights, {_EXPERTS}, Tensor(s!) scratch, Tensor(o!) out",
+        f"Tensor x, Tensor? scales, Tensor ids, Tensor weights, {_EXPERTS}, Tensor(o!) out",
         _moe_forward,
     ),
     "moe_group_publish": (f"{_RANK}, Tensor x, Tensor ids, Tensor weights, float factor", _moe_group_publish),

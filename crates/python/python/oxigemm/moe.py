@@ -180,14 +180,14 @@ def forward(
     if rows != tokens:
         raise ArgumentError(f"`ids` has the wrong shape: expected ({tokens}, C), found {tuple(ids.shape)}", "ids")
     expect_columns(experts, columns)
-    size = _C.moe_scratch_bytes((tokens, topk), (experts.count, experts.inner, columns), experts.is_half)
-    scratch = empty(x, (size,), "uint8")
     out = empty(x, (tokens, columns), "bfloat16") if out is None else out
     first, second, between = experts.gate_up, experts.down, experts.between
     if _call.is_compiling():
-        _call.ops().moe_forward(x, scales, ids, weights, *first, *second, *between, scratch, out)
-    else:
-        _C.moe_forward((x, scales), (ids, weights), (first, second), between, scratch, out)
+        _call.ops().moe_forward(x, scales, ids, weights, *first, *second, *between, out)
+        return out
+    size = _C.moe_scratch_bytes((tokens, topk), (experts.count, experts.inner, columns), experts.is_half)
+    scratch = empty(x, (size,), "uint8")
+    _C.moe_forward((x, scales), (ids, weights), (first, second), between, scratch, out)
     return out
 
 
