@@ -239,6 +239,12 @@ pub enum Error {
         /// What it was.
         found: String,
     },
+    /// Tuned configurations cannot be read, written or used.
+    #[error("tuned configurations: {reason}")]
+    Tuned {
+        /// What is wrong, with the file or the configuration.
+        reason: String,
+    },
     /// The process is a child that was forked while another thread used the device.
     #[error("the device {device} was in use by another thread when this process was forked: open a new one")]
     Forked {
@@ -310,6 +316,7 @@ impl Error {
             | Error::OutOfMemory { .. }
             | Error::Interrupted
             | Error::Checkpoint { .. }
+            | Error::Tuned { .. }
             | Error::Forked { .. }
             | Error::Cuda(_) => None,
         }

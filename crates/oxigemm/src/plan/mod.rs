@@ -8,11 +8,13 @@
 //! | `sm100/` | candidates and cost model for Blackwell, by figures of a B200 |
 //! | `k_order.rs` | [`KOrder`]: forward or serpentine K by family |
 //! | `name.rs` | [`name`] and [`parse`]: names of configurations |
+//! | `tuned.rs` | [`TunedConfigs`]: measured configurations of some problems, and their file |
 //! | `attention.rs` | [`MqaPlan`], [`PagedMqaPlan`]: MQA logits |
 //!
-//! Planning is a pure function of a [`PlanRequest`] and of the [`Limits`] of a device, so a plan can be made, explained
-//! and tested without a GPU. A request has few candidates; each gets an estimate of its time, and the cheapest is
-//! taken. Equal arguments give equal plans.
+//! Planning is a pure function of a [`PlanRequest`], of the [`Limits`] of a device and of the [`TunedConfigs`] that a user
+//! may have measured ([`plan_with`]), so a plan can be made, explained and tested without a GPU. A request has few
+//! candidates; each gets an estimate of its time, and the cheapest is taken, unless there is a tuned configuration. Equal
+//! arguments give equal plans. [`plan`](plan()) takes the tuned configurations of the process, which are none by default.
 //!
 //! A new architecture is a module beside `sm90` and an arm in each of two functions here.
 //!
@@ -34,6 +36,7 @@ mod k_order;
 mod name;
 mod sm100;
 mod sm90;
+mod tuned;
 
 use std::fmt;
 
@@ -48,6 +51,7 @@ pub use k_order::{KOrder, Traversal};
 pub use name::{name, operands_name, parse};
 pub use oxigemm_kernels::gemm::{GemmConfig, GemmShape, KGroupedShape, Launch, MGroupedShape, OperandKind};
 pub use sm100::TileWork;
+pub use tuned::{TunedConfigs, set_tuned, tuned};
 
 pub use crate::device::Limits;
 use crate::error::{Error, Result};
@@ -314,6 +318,8 @@ pub struct Plan {
 pub enum Why {
     /// The caller requested it.
     Requested,
+    /// It was measured to be the fastest: see [`TunedConfigs`].
+    Tuned,
     /// It has the lowest estimate.
     Cheapest {
         /// Number of candidates.
@@ -343,7 +349,8 @@ impl Plan {
     }
 }
 
-/// The plan for a request on a device: the requested configuration, or the cheapest candidate.
+/// The plan for a request on a device: the requested configuration, the [tuned] one of the process, or the cheapest
+/// candidate.
 ///
 /// ```
 /// use oxigemm::plan::{self, GemmShape, Limits, OperandKind, PlanRequest};
@@ -359,7 +366,18 @@ impl Plan {
 /// If the requested configuration has other operands, depends on the batch where it must not, or does not fit. Without
 /// one, if no kernel computes such a GEMM, or none fits.
 pub fn plan(request: &PlanRequest, limits: &Limits) -> Result<Plan> {
+    plan_with(request, limits, &tuned())
+}
+
+/// The same with given tuned configurations; with the default, which has none, the planner's own plan.
+///
+/// # Errors
+/// Like [`plan`](plan()).
+pub fn plan_with(request: &PlanRequest, limits: &Limits, tuned: &TunedConfigs) -> Result<Plan> {
     let Some(config) = request.config else {
+        if let Some(config) = tuned.get(request, limits) {
+            return request.plan(config, estimate(&config, request, limits), limits, Why::Tuned);
+        }
         let ranking = rank(request, limits);
         let (config, estimate) = *ranking.first().ok_or_else(|| request.no_candidate(limits))?;
         let runner_up = ranking.get(1).map(|(config, cost)| (*config, cost.us));
@@ -431,6 +449,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Why::Requested => f.write_str("requested by the caller"),
+            Why::Tuned => f.write_str("a tuned configuration: measured on such a GPU, not estimated"),
             Why::Cheapest { candidates: 1, .. } | Why::Cheapest { runner_up: None, .. } => {
                 f.write_str("the only candidate")
             }

@@ -1,5 +1,7 @@
 //! Names of configurations and operands, for people and for the command line.
 
+use std::collections::HashMap;
+
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::params::ScalesOfB;
@@ -40,12 +42,20 @@ fn kernel_part(kernel: &GemmKernel) -> String {
 /// ```
 #[must_use]
 pub fn parse(wanted: &str) -> Option<GemmConfig> {
-    Arch::ALL
-        .into_iter()
-        .flat_map(GemmKernel::all)
+    kernels()
         .filter(|kernel| wanted.starts_with(&kernel_part(kernel)))
         .flat_map(GemmConfig::all)
         .find(|config| name(config) == wanted)
+}
+
+/// All configurations by name.
+pub(super) fn by_name() -> HashMap<String, GemmConfig> {
+    kernels().flat_map(GemmConfig::all).map(|config| (name(&config), config)).collect()
+}
+
+/// The kernels of all architectures.
+fn kernels() -> impl Iterator<Item = GemmKernel> {
+    Arch::ALL.into_iter().flat_map(GemmKernel::all)
 }
 
 /// The contiguous dimensions of A and B in words.

@@ -11,6 +11,7 @@ mod fused_m_grouped;
 mod k_grouped;
 mod m_grouped;
 mod summed;
+mod tuned;
 
 const ANCHOR: [(u32, u32); 7] =
     [(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)];
