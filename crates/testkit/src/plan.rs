@@ -2,7 +2,7 @@
 
 use oxigemm::plan::{
     self, Cost, GemmConfig, GemmShape, KGroupedShape, KOrder, Limits, MGroupedShape, OperandKind, Plan,
-    PlanRequest, PlanShape,
+    PlanRequest, PlanShape, TunedConfigs,
 };
 use oxigemm::{DType, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
@@ -43,13 +43,18 @@ pub fn plan_in_order(
     plan::plan(&PlanRequest { config, k_order: Some(k_order), ..request(case, limits.arch) }, limits).ok()
 }
 
+/// The planner's own plan, whatever was tuned.
+pub fn untuned_plan(case: &GemmCase, limits: &Limits) -> Option<Plan> {
+    plan::plan_with(&request(case, limits.arch), limits, &TunedConfigs::default()).ok()
+}
+
 /// All candidates for a case with their estimates, the best first.
 pub fn rank(case: &GemmCase, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
     plan::rank(&request(case, limits.arch), limits)
 }
 
 /// What planning is told of a case on an architecture.
-fn request(case: &GemmCase, arch: Arch) -> PlanRequest {
+pub fn request(case: &GemmCase, arch: Arch) -> PlanRequest {
     let [m, n, k] = [case.m, case.fused().columns(case.n), case.k].map(|x| x as u32);
     let shape = match &case.grouping {
         Grouping::Dense => PlanShape::Dense(GemmShape { m, n, k }),
