@@ -2,9 +2,11 @@
 //!
 //! - `commands`: a file or a folder for each command, and the table of them.
 //! - `cases`: what commands compute. GEMMs of all operations are cases of `oxigemm-testkit`.
+//! - `candidates`: which configurations of a case are timed.
 //! - `baseline`: the peer's figures, which `bench` compares with.
 
 mod baseline;
+mod candidates;
 mod cases;
 mod commands;
 mod counting;

@@ -7,7 +7,7 @@ use oxigemm::GemmLayout;
 use oxigemm_testkit::{BF16, FP8, FP8_FP4, GemmCase, GroupLayout, MGroups, ScaleOrder, spread};
 
 /// N and K of weights: of attention, of dense layers, whole or split over some GPUs.
-const LAYERS: [[usize; 2]; 33] = [
+pub const LAYERS: [[usize; 2]; 33] = [
     // DeepSeek V3
     [2112, 7168],
     [3072, 1536],
@@ -48,7 +48,7 @@ const LAYERS: [[usize; 2]; 33] = [
 ];
 
 /// Experts of a GPU, N and K of each.
-const EXPERTS: [[usize; 3]; 18] = [
+pub const EXPERTS: [[usize; 3]; 18] = [
     [32, 4096, 7168],
     [32, 7168, 2048],
     [8, 4096, 7168],
@@ -83,28 +83,35 @@ pub struct ModelCase {
 }
 
 /// Random numbers of a seed, each from 0 to 1.
-struct Uniform {
+pub struct Uniform {
     seed: u64,
     next: u64,
 }
 
 impl Uniform {
-    fn next(&mut self) -> f64 {
+    /// Numbers of a seed; those of each stream are others.
+    pub fn new(seed: u64, stream: u64) -> Uniform {
+        Uniform { seed: oxigemm::random::bits(seed, stream), next: 0 }
+    }
+
+    /// The next number.
+    pub fn next(&mut self) -> f64 {
         self.next += 1;
         oxigemm::random::bits(self.seed, self.next) as f64 / 2f64.powi(64)
     }
 
-    fn of<T: Copy>(&mut self, from: &[T]) -> T {
+    /// One of a list.
+    pub fn of<T: Copy>(&mut self, from: &[T]) -> T {
         from[((self.next() * from.len() as f64) as usize).min(from.len() - 1)]
     }
 
     /// A size whose logarithm is uniform.
-    fn rows(&mut self, [low, high]: [f64; 2]) -> usize {
+    pub fn rows(&mut self, [low, high]: [f64; 2]) -> usize {
         2f64.powf(low + (high - low) * self.next()) as usize
     }
 
     /// Sizes of groups as a router gives them: a few hot experts, many cold ones.
-    fn skewed(&mut self, groups: usize, rows: usize) -> Vec<usize> {
+    pub fn skewed(&mut self, groups: usize, rows: usize) -> Vec<usize> {
         let weights: Vec<f64> = (0..groups).map(|_| (1.0 - self.next()).powf(-1.0 / 1.2)).collect();
         let all: f64 = weights.iter().sum();
         weights.iter().map(|weight| (weight / all * (rows * groups) as f64) as usize).collect()

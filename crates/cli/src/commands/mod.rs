@@ -11,6 +11,7 @@ mod prebuild;
 mod quantize;
 mod sim;
 mod trace;
+mod tune;
 mod verify;
 
 use crate::{Common, Outcome};
@@ -52,6 +53,8 @@ commands! {
     Bench => bench,
     /// Show the plan for a GEMM, why it was taken, and the code.
     Inspect => inspect,
+    /// Measure which configuration of a problem is the fastest, or how good the planner's plans are.
+    Tune => tune,
     /// Build the closed set of kernels ahead of time.
     Prebuild => prebuild,
     /// Write the timeline of a GEMM in the simulator, for Perfetto.

@@ -5,6 +5,7 @@ mod computing;
 #[cfg(unix)]
 mod hostile;
 mod simulating;
+mod tuning;
 
 use std::process::{Command, Output};
 
@@ -41,14 +42,14 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 fn help_names_every_command_and_the_common_flags() {
     let help = stdout(&oxigemm(&["--help"]));
     for word in [
-        "devices", "gemm", "quantize", "logits", "hc", "verify", "bench", "inspect", "prebuild", "trace",
-        "mutate", "sim", "--device", "--json",
+        "devices", "gemm", "quantize", "logits", "hc", "verify", "bench", "inspect", "tune", "prebuild",
+        "trace", "mutate", "sim", "--device", "--json",
     ] {
         assert!(help.contains(word), "{word} in\n{help}");
     }
     for command in [
-        "devices", "gemm", "quantize", "logits", "hc", "verify", "bench", "inspect", "prebuild", "trace",
-        "mutate", "sim",
+        "devices", "gemm", "quantize", "logits", "hc", "verify", "bench", "inspect", "tune", "prebuild",
+        "trace", "mutate", "sim",
     ] {
         assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
     }

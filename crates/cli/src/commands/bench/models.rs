@@ -10,14 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{Bench, Choices};
 use crate::baseline::geometric_mean;
+use crate::candidates::worth_timing;
 use crate::cases::models::{self, ModelCase};
 use crate::output::{Table, print_json, print_line, progress};
 use crate::{Common, Outcome};
 
 /// Candidates of a case that are timed without `--choices all`.
 const TOP: usize = 16;
-/// Candidates with so many times the lowest estimate are not timed.
-const HOPELESS: f64 = 4.0;
 
 /// A timed candidate, as it stands in a line.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -31,22 +30,12 @@ struct Timed {
     terms: HashMap<String, f64>,
 }
 
-/// The best candidate of each kernel, number of splits and cluster, the cheapest first, and the plan.
+/// The candidates of a case that are timed, the plan first.
 fn candidates(case: &ModelCase, limits: &Limits, choices: Choices) -> Vec<(GemmConfig, Cost)> {
-    let mut found: Vec<(GemmConfig, Cost)> = Vec::new();
-    for (config, cost) in planner::rank(&case.gemm, limits) {
-        let same = |other: &GemmConfig| {
-            (other.kernel, other.split_k, other.cluster) == (config.kernel, config.split_k, config.cluster)
-        };
-        if choices == Choices::All || !found.iter().any(|(other, _)| same(other)) {
-            found.push((config, cost));
-        }
-    }
+    let mut found = worth_timing(&case.gemm, limits, choices == Choices::All);
     if choices == Choices::Top {
         found.truncate(TOP);
     }
-    let worth = found.first().map_or(0.0, |(_, cost)| cost.us * HOPELESS);
-    found.retain(|(_, cost)| cost.us <= worth);
     found
 }
 
