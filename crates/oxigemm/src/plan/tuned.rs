@@ -1,31 +1,4 @@
-//! Tuned configurations: those that measurements found faster than the plan, by GPU and problem.
-//!
-//! A file of them is JSON, one entry a line:
-//!
-//! ```json
-//! {
-//!   "version": 1,
-//!   "configs": [
-//!     {"arch":"sm_90a","sms":132,"operands":"fp8 operands with scales","grouping":"dense",
-//!      "m":1,"n":576,"k":7168,"config":"sm90_fp8_split_k_8x64_k4_s6"}
-//!   ]
-//! }
-//! ```
-//!
-//! | field | meaning |
-//! |---|---|
-//! | `arch`, `sms` | the GPU: its architecture and its number of SMs |
-//! | `operands` | [`operands_name`] of the configuration, for readers |
-//! | `grouping` | `dense`, `batched`, `summed`, `m-grouped-contiguous`, `m-grouped-masked` or `k-grouped` |
-//! | `groups` | number of groups, or of GEMMs in a batch or sum |
-//! | `m`, `n`, `k` | one GEMM. m-grouped: `m` is the expected rows of a group. k-grouped: `k` is that of all groups |
-//! | `epilogue` | `none` (the default), `elementwise` or `gated` |
-//! | `quantized_output`, `block_scaled_output` | of the epilogue, false by default |
-//! | `config` | the name of the configuration |
-//!
-//! [`plan`](super::plan()) asks the set of the process, [`tuned`]. It is read from the file that the environment variable
-//! `OXIGEMM_TUNED` names when the first plan is made, or set by [`set_tuned`]. A file is read as a whole or not at all: an
-//! entry whose configuration does not exist, or cannot compute its problem, is an error that says which.
+//! Tuned configurations: those that measurements found faster than the plan, by GPU and problem, and their file.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -46,17 +19,41 @@ const VARIABLE: &str = "OXIGEMM_TUNED";
 /// The version of the file.
 const VERSION: u32 = 1;
 
-/// Tuned configurations by GPU and problem: see the [module](self).
+/// Tuned configurations by GPU and problem.
+///
+/// [`plan`](super::plan()) asks the set of the process, [`tuned`]. It is read from the file that the environment variable
+/// `OXIGEMM_TUNED` names when the first plan is made, or set by [`set_tuned`]. `oxigemm tune` writes such files: JSON, one
+/// entry a line. A file is read as a whole or not at all: an entry whose configuration does not exist, or cannot compute its
+/// problem, is an error that says which.
+///
+/// | field | meaning |
+/// |---|---|
+/// | `arch`, `sms` | the GPU: its architecture and its number of SMs |
+/// | `operands` | [`operands_name`] of the configuration, for readers |
+/// | `grouping` | `dense`, `batched`, `summed`, `m-grouped-contiguous`, `m-grouped-masked` or `k-grouped` |
+/// | `groups` | number of groups, or of GEMMs in a batch or sum |
+/// | `m`, `n`, `k` | one GEMM. m-grouped: `m` is the expected rows of a group. k-grouped: `k` is that of all groups |
+/// | `epilogue` | `none` (the default), `elementwise` or `gated`; with a gate, `n` counts the columns of D |
+/// | `quantized_output`, `block_scaled_output` | of the epilogue, false by default |
+/// | `config` | the name of the configuration |
 ///
 /// ```
 /// use oxigemm::plan::{self, GemmShape, Limits, OperandKind, PlanRequest, TunedConfigs};
 ///
-/// let request = PlanRequest::dense(OperandKind::FP8, GemmShape { m: 16, n: 4096, k: 7168 });
-/// let (limits, mut tuned) = (Limits::h200(), TunedConfigs::default());
-/// let other = plan::rank(&request, &limits)[1].0;
-/// tuned.insert(&request, &limits, other)?;
-/// assert_eq!(plan::plan_with(&request, &limits, &tuned)?.config, other);
-/// assert_eq!(TunedConfigs::from_text(&tuned.to_text())?, tuned);
+/// let text = r#"{
+///   "version": 1,
+///   "configs": [
+///     {"arch":"sm_90a","sms":132,"operands":"fp8 operands with scales","grouping":"dense",
+///      "m":1,"n":576,"k":7168,"config":"sm90_fp8_split_k_8x64_k4_s6"}
+///   ]
+/// }"#;
+/// let (mut tuned, limits) = (TunedConfigs::from_text(text)?, Limits::h200());
+/// let request = |m| PlanRequest::dense(OperandKind::FP8, GemmShape { m, n: 576, k: 7168 });
+/// assert_eq!(plan::plan_with(&request(1), &limits, &tuned)?.name(), "sm90_fp8_split_k_8x64_k4_s6");
+///
+/// let other = plan::rank(&request(16), &limits)[1].0;
+/// tuned.insert(&request(16), &limits, other)?;
+/// assert_eq!(plan::plan_with(&request(16), &limits, &tuned)?.config, other);
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
