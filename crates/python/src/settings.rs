@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
+use oxigemm::plan::{TunedConfigs, set_tuned};
 use oxigemm::{Arch, Cuda, Device};
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
 use oxigemm_kernels::KernelId;
@@ -242,6 +243,15 @@ fn load_all(py: Python<'_>, ordinal: usize) -> PyResult<()> {
         .map_err(|error| from_library(py, &error, &[]))
 }
 
+/// Reads a file of tuned configurations, which plans then take, and gives their number.
+#[pyfunction]
+fn load_tuned(py: Python<'_>, path: PathBuf) -> PyResult<usize> {
+    let tuned = TunedConfigs::load(path).map_err(|error| from_library(py, &error, &[]))?;
+    let count = tuned.len();
+    set_tuned(tuned);
+    Ok(count)
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_device, module)?)?;
     module.add_function(wrap_pyfunction!(get_device, module)?)?;
@@ -258,5 +268,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sm_count, module)?)?;
     module.add_function(wrap_pyfunction!(arch_major, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_stats, module)?)?;
-    module.add_function(wrap_pyfunction!(load_all, module)?)
+    module.add_function(wrap_pyfunction!(load_all, module)?)?;
+    module.add_function(wrap_pyfunction!(load_tuned, module)?)
 }

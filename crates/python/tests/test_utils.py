@@ -138,6 +138,7 @@ WRONG = [
     (lambda x: deep_gemm.set_pdl("on"), "enable", "True or False"),
     (lambda x: oxigemm.set_device(None), "name", "a string"),
     (lambda x: oxigemm.config.set_cache_dir(5), "path", "a path"),
+    (lambda x: oxigemm.config.load_tuned(5), "path", "a path"),
     (lambda x: oxigemm.config.set_cache_dir(""), "path", "a directory"),
     (lambda x: oxigemm.config.load_all(-1), "gpu", "0 to 63"),
     (lambda x: utils.dist.init_dist(2, 2), "local_rank", "0 to 1, found 2"),
@@ -208,3 +209,26 @@ def test_suppressed_output_of_a_stream_of_python(capsys):
     with testing.suppress_stdout_stderr():
         print("silence")
     assert capsys.readouterr().out == ""
+
+
+TUNED = """{
+  "version": 1,
+  "configs": [
+    {"arch":"sm_90a","sms":132,"operands":"fp8 operands with scales","grouping":"dense",
+     "m":1,"n":576,"k":7168,"config":"sm90_fp8_split_k_8x64_k4_s6"}
+  ]
+}
+"""
+
+
+def test_files_of_tuned_configurations(tmp_path):
+    path = tmp_path / "tuned.json"
+    path.write_text(TUNED)
+    assert oxigemm.config.load_tuned(path) == oxigemm.config.load_tuned(str(path)) == 1
+    path.write_text(TUNED.replace("8x64", "9x64"))
+    with pytest.raises(oxigemm.OxigemmError, match="entry 1 of 1: there is no configuration"):
+        oxigemm.config.load_tuned(path)
+    with pytest.raises(oxigemm.OxigemmError, match="nowhere.json"):
+        oxigemm.config.load_tuned(tmp_path / "nowhere.json")
+    path.write_text('{"version": 1, "configs": []}')
+    assert oxigemm.config.load_tuned(path) == 0

@@ -8,6 +8,7 @@ Environment variables, read when something first needs them:
 ``OXIGEMM_CACHE_DIR``  the cubin cache; ``none`` for no cache; else ``~/.cache/oxigemm``
 ``OXIGEMM_PREBUILT_DIR`` prebuilt cubins, preferred to those of the package
 ``OXIGEMM_PTXAS``      the assembler for kernels that are not prebuilt
+``OXIGEMM_TUNED``      a file of tuned configurations, that ``oxigemm tune`` wrote: see `load_tuned`
 ``OXIGEMM_LOG``        what is written to stderr: ``off``, ``error``, ``warn`` (the default), ``info``, ``debug``
 ====================== ==========================================================================================
 """
@@ -28,6 +29,7 @@ __all__ = [
     "get_device",
     "gpu_stats",
     "load_all",
+    "load_tuned",
     "set_batch_invariant",
     "set_cache_dir",
     "set_device",
@@ -67,6 +69,20 @@ def load_all(gpu: int = 0) -> None:
     >>> load_all(torch.cuda.current_device())
     """
     _oxigemm.load_all(expect_int("gpu", gpu, 0, _MOST_GPUS - 1))
+
+
+def load_tuned(path: "str | os.PathLike[str]") -> int:
+    """Reads a file of tuned configurations, that ``oxigemm tune --out`` wrote, and gives their number.
+
+    GEMMs of the problems and the kind of GPU that were measured then take the configuration that was found. They
+    replace those of an earlier file. Problems that were computed before keep their plan, so this comes first.
+
+    >>> load_tuned("h200.json")
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        found = f"{path!r} ({type(path).__name__})"
+        raise ArgumentTypeError(f"`path` has the wrong type: expected a path, found {found}", "path")
+    return _oxigemm.load_tuned(path)
 
 
 def gpu_stats(gpu: int = 0) -> Dict[str, int]:
