@@ -132,6 +132,9 @@ impl Timer {
             let first_us = self.us(call, config, runs)?;
             timed.push(Timed { config, estimate, first_us, again_us: Vec::new() });
         }
+        // The first of a problem finds the card cooler than the others do: the plan is the last as well.
+        let last_us = self.us(call, timed[0].config, runs)?;
+        timed[0].first_us = (timed[0].first_us + last_us) / 2.0;
         Ok(Contest { timed })
     }
 

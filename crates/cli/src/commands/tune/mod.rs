@@ -73,7 +73,8 @@ impl Args {
     fn given(&self) -> Result<Vec<Problem>, Failure> {
         let found = match &self.problems {
             Some(path) => problems::read(path)?,
-            None => problems::parse(&self.problem)?,
+            None => problems::parse(&self.problem)
+                .map_err(|error| format!("{error}; a problem comes last, behind the options of tune"))?,
         };
         if found.is_empty() {
             return Err("no problem is given: expected the arguments of gemm, such as --op fp8 -m 16 -n 4096 -k 7168, \
