@@ -19,6 +19,7 @@ const PATTERN: usize = (1 << 24) - 4099 * 16;
 /// Random elements on a device, which fill operands of any size.
 pub struct Patterns {
     e4m3: Tensor,
+    e5m2: Tensor,
     bf16: Tensor,
     f16: Tensor,
     fp4: Tensor,
@@ -35,6 +36,7 @@ impl Patterns {
         let of = |dtype, values: &[f32]| Tensor::from_f32(dtype, values, &[PATTERN], device);
         Ok(Patterns {
             e4m3: of(DType::E4m3, &codes)?,
+            e5m2: of(DType::E5m2, &codes)?,
             bf16: of(DType::Bf16, &values)?,
             f16: of(DType::F16, &values)?,
             fp4: Tensor::from_bytes(DType::U8, &DType::E4m3.encode(&codes), &[PATTERN], device)?,
@@ -49,6 +51,7 @@ impl Patterns {
             DType::F16 => &self.f16,
             DType::F32 => &self.scales,
             DType::U8 => &self.fp4,
+            DType::E5m2 => &self.e5m2,
             _ => &self.e4m3,
         };
         let len = dims.iter().product();
@@ -224,6 +227,8 @@ mod tests {
             assert!(found.iter().any(|x| *x != 0.0), "{case}");
         };
         Op::all().into_iter().for_each(|op| run(case(op)));
+        let e5m2 = Some(crate::E5m2::B);
+        run(GemmCase { e5m2, ..GemmCase::fp8(9, 32, 128) });
         for layout in GemmLayout::ALL {
             run(GemmCase::dense(BF16, layout, [8, 32, 64]));
         }
