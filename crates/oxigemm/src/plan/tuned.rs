@@ -21,10 +21,10 @@ const VERSION: u32 = 1;
 
 /// Tuned configurations by GPU and problem.
 ///
-/// [`plan`](super::plan()) asks the set of the process, [`tuned`]. It is read from the file that the environment variable
-/// `OXIGEMM_TUNED` names when the first plan is made, or set by [`set_tuned`]. `oxigemm tune` writes such files: JSON, one
-/// entry a line. A file is read as a whole or not at all: an entry whose configuration does not exist, or cannot compute its
-/// problem, is an error that says which.
+/// [`plan`](super::plan()) asks the set of the process, [`tuned`]. It is read from the file that the environment
+/// variable `OXIGEMM_TUNED` names when the first plan is made, or set by [`set_tuned`]. `oxigemm tune` writes such
+/// files: JSON, one entry a line. A file is read as a whole or not at all: an entry whose configuration does not exist,
+/// or cannot compute its problem, is an error that says which.
 ///
 /// | field | meaning |
 /// |---|---|
@@ -126,8 +126,8 @@ impl TunedConfigs {
         self.entries.is_empty()
     }
 
-    /// Adds the configuration of a problem, in place of an earlier one. Of a request, operands, shape and epilogue count;
-    /// of an m-grouped shape, the expected rows.
+    /// Adds the configuration of a problem, in place of an earlier one. Of a request, operands, shape and epilogue
+    /// count; of an m-grouped shape, the expected rows.
     ///
     /// # Errors
     /// If the configuration cannot compute the problem on such a GPU.
@@ -171,8 +171,8 @@ impl TunedConfigs {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is not what [`save`](Self::save) writes, or has a configuration that does not exist or cannot
-    /// compute its problem.
+    /// If it cannot be read, is not what [`save`](Self::save) writes, or has a configuration that does not exist or
+    /// cannot compute its problem.
     pub fn load(path: impl AsRef<Path>) -> Result<TunedConfigs> {
         let path = path.as_ref();
         let about = |reason: String| Error::Tuned { reason: format!("{}: {reason}", path.display()) };
