@@ -1,7 +1,7 @@
 //! Random problems of every family that an architecture serves.
 //!
-//! A family is an operation with a layout, plain or with a fused epilogue. Operations whose operands are the same for the
-//! kernels are one family. Sizes are those of layers of public models, or multiples of 16 to 128.
+//! A family is an operation with a layout, plain or with a fused epilogue. Operations whose operands are the same for
+//! the kernels are one family. Sizes are those of layers of public models, or multiples of 16 to 128.
 
 use oxigemm::GemmLayout;
 use oxigemm::plan::{Limits, OperandKind};
@@ -13,10 +13,17 @@ use oxigemm_testkit::{
 
 use crate::cases::models::{EXPERTS, LAYERS, Uniform};
 
-/// Bytes of operands and results of a problem, and its multiplications and additions, at most: its candidates are timed
-/// within a second.
-const MOST_BYTES: f64 = 4e9;
-const MOST_FLOPS: f64 = 1.5e12;
+/// How large a problem may be.
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    /// Bytes of operands and results.
+    bytes: f64,
+    /// Multiplications and additions.
+    flops: f64,
+}
+
+/// So large that the candidates of a problem are timed within a second.
+const MOST: Most = Most { bytes: 4e9, flops: 1.5e12 };
 
 /// A drawn problem.
 #[derive(Debug)]
@@ -47,7 +54,7 @@ pub fn draw(seed: u64, count: usize, limits: &Limits) -> Vec<Drawn> {
     for round in 0..families.iter().map(|family| family.weight).max().unwrap_or(0) {
         turns.extend(families.iter().filter(|family| family.weight > round));
     }
-    let one = |(i, family): (usize, &&Family)| family.draw(&mut Uniform::new(seed, i as u64));
+    let one = |(i, family): (usize, &&Family)| family.draw(&mut Uniform::new(seed, i as u64), MOST);
     turns.iter().cycle().take(count).enumerate().map(one).collect()
 }
 
@@ -69,7 +76,7 @@ fn families(limits: &Limits) -> Vec<Family> {
             let fused = fuses.then(|| Family { fused: true, ..plain.clone() });
             let e5m2 = (op == Op::default()).then(|| Family { e5m2: Some(E5m2::Both), ..plain.clone() });
             for family in [Some(plain), fused, e5m2].into_iter().flatten() {
-                let sample = family.draw(&mut Uniform::new(0, 0)).case;
+                let sample = family.draw(&mut Uniform::new(0, 0), MOST).case;
                 let kind = (planner::operand_kind_on(&sample, limits.arch), op.grouping, family.fused);
                 if !kinds.contains(&kind) && !planner::rank(&sample, limits).is_empty() {
                     kinds.push(kind);
@@ -106,12 +113,12 @@ impl Family {
         }
     }
 
-    /// The next problem of it.
-    fn draw(&self, random: &mut Uniform) -> Drawn {
+    /// The next problem of it that is not too large.
+    fn draw(&self, random: &mut Uniform, most: Most) -> Drawn {
         loop {
             let drawn = self.draw_any(random);
             let is_empty = drawn.case.is_empty() || drawn.case.rows() == 0;
-            if !is_empty && bytes(&drawn.case) <= MOST_BYTES && drawn.case.flops() <= MOST_FLOPS {
+            if !is_empty && bytes(&drawn.case) <= most.bytes && drawn.case.flops() <= most.flops {
                 return drawn;
             }
         }
@@ -283,6 +290,9 @@ fn bytes(case: &GemmCase) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm::sim::Options;
+    use oxigemm::{Device, GemmOptions};
+    use oxigemm_testkit::timing::Patterns;
 
     const LIMITS: [Limits; 2] = [Limits::h200(), Limits::b200()];
 
@@ -333,6 +343,26 @@ mod tests {
         }
     }
 
+    /// Sizes and layouts are ones that kernels take: operands for timing are run in the simulator.
+    #[test]
+    fn problems_of_every_family_can_be_timed() {
+        // Rejected draws are many where less is allowed.
+        let (limits, most) = (Limits::h200(), Most { bytes: 2e7, flops: 1e8 });
+        let device: Device = format!("sim:{}", limits.arch).parse().unwrap();
+        let sim = device.as_sim().unwrap();
+        sim.set_options(Options { hazards: false, ..sim.options() });
+        let patterns = Patterns::new(&device).unwrap();
+        for family in families(&limits) {
+            let Drawn { name, case, .. } = family.draw(&mut Uniform::new(11, 0), most);
+            let timed = case.for_timing(&patterns, &device);
+            let mut gemm = timed.unwrap_or_else(|error| panic!("{name}: {error}"));
+            gemm.relocate().unwrap_or_else(|error| panic!("{name}: {error}"));
+            let (config, _) = crate::candidates::worth_timing(&case, &limits, false)[0];
+            let options = GemmOptions { config: Some(config), ..GemmOptions::default() };
+            gemm.run(&options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
     #[test]
     fn groups_are_even_and_skewed_with_few_and_many_rows() {
         let drawn = draw(3, 500, &Limits::h200());
@@ -360,7 +390,7 @@ mod tests {
         assert_eq!(names(5, 200)[..100], names(5, 100)[..]);
         assert_ne!(names(6, 20), names(5, 20));
         for Drawn { name, case, .. } in draw(7, 500, &limits) {
-            assert!(bytes(&case) <= MOST_BYTES && case.flops() <= MOST_FLOPS, "{name}");
+            assert!(bytes(&case) <= MOST.bytes && case.flops() <= MOST.flops, "{name}");
             assert!(case.rows() > 0 && case.n > 0 && case.k > 0, "{name}");
         }
     }

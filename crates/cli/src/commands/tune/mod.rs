@@ -30,8 +30,8 @@ use problems::Problem;
 /// Arguments of `tune`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The file of tuned configurations to write; OXIGEMM_TUNED=FILE makes planning read it. Without it, what was found is
-    /// only shown.
+    /// The file of tuned configurations to write; OXIGEMM_TUNED=FILE makes planning read it. Without it, what was found
+    /// is only shown.
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     out: Option<PathBuf>,
     /// Keep what the file has of other problems.
@@ -59,7 +59,8 @@ pub struct Args {
     /// Candidates of a problem that are timed, by estimate.
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..))]
     candidates: u32,
-    /// A problem, by the arguments of `gemm`: --op fp8 -m 16 -n 4096 -k 7168. With -m 1,16,128, one for each. Comes last.
+    /// A problem, by the arguments of `gemm`: --op fp8 -m 16 -n 4096 -k 7168. With -m 1,16,128, one for each. Comes
+    /// last.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROBLEM")]
     problem: Vec<String>,
 }
