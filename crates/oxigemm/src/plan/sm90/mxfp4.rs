@@ -3,10 +3,8 @@
 use super::super::{Cost, GemmConfig, Limits, PlanRequest, PlanShape};
 use super::m_grouped::SPREAD;
 
-/// Time of one SM for 64 rows of B by 128 of K on one warpgroup while the other does the same: widening, whatever the rows
-/// of A are, and promotion for each of those. Counted and not fitted.
-const WIDEN: f64 = 0.16;
-const PROMOTE: f64 = 0.0012;
+/// Time of one SM for 128 rows of B by 128 of K, by the rows of A of a tile, where all SMs do the same.
+const STAGE: [(u32, f64); 4] = [(16, 0.41), (32, 0.44), (64, 0.57), (128, 0.79)];
 /// Output of one SM, and what surrounds it, in bytes and alone.
 const OUTPUT: f64 = 121e3;
 const TILE: f64 = 0.5;
@@ -26,20 +24,24 @@ pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limi
     let tiles_of_group = |part: &f64| (rows * part / f64::from(block_m)).ceil();
     let tiles_m = spread.iter().map(tiles_of_group).sum::<f64>() / spread.len() as f64;
     let tiles = groups * tiles_m * f64::from(gemm.n.div_ceil(columns));
-    let waves = (tiles / f64::from(limits.clusters(1))).max(1.0);
+    let [sms, of_sm] = [limits.clusters(1), config.kernel.spec().blocks_per_sm()].map(f64::from);
+    // Blocks that share an SM take as much longer.
+    let waves = if tiles <= sms { 1.0 } else { (tiles / (sms * of_sm)).ceil() * of_sm };
     let blocks = f64::from(config.k_blocks(gemm.k));
     let subtiles = f64::from(block_n / 128);
-    let step = subtiles * (WIDEN + PROMOTE * f64::from(block_m));
+    let (_, of_subtile) =
+        STAGE.into_iter().find(|(rows, _)| *rows == block_m).expect("tiles have these rows");
+    let step = subtiles * of_subtile;
     let rows_of_b = f64::from(gemm.n) * f64::from(block_n / columns);
     let [k, n] = [gemm.k, gemm.n].map(f64::from);
     let bytes = groups * (rows_of_b * k * (0.5 + 1.0 / 32.0) + rows * (k + 2.0 * n));
     let output = f64::from(block_m * columns) * 2.0 / OUTPUT + TILE;
     Cost {
-        tensor: waves.ceil() * blocks * step,
+        tensor: waves * blocks * step,
         memory: bytes / MEMORY,
         l2: 0.0,
         feed: 0.0,
-        output: waves.ceil() * output,
+        output: waves * output,
         start: START,
         us: 0.0,
     }
