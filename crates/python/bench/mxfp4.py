@@ -2,9 +2,9 @@
 
     python crates/python/bench/mxfp4.py [--rows 1,8,16,32,64,128,512,1024,4096] [--groups]
 
-Times are those of all kernels of a call, by torch's profiler, in turn, behind a fill that empties the L2 cache. Scales of
-MXFP4 are bytes as checkpoints have them, those of FP8 float32 of 128x128. ``--groups``: m-grouped calls of experts, the
-rows of each on average, contiguous and masked. Results are compared with each other.
+Times are those of all kernels of a call, by torch's profiler, in turn, behind a fill that empties the L2 cache. Scales
+of MXFP4 are bytes as checkpoints have them, those of FP8 float32 of 128x128. ``--groups``: m-grouped calls of experts,
+the rows of each on average, contiguous and masked. Results are compared with each other.
 """
 
 import argparse
