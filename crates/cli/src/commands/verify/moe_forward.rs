@@ -115,6 +115,9 @@ const LISTS: usize = 6;
 const BATCH: usize = 50;
 /// Tokens that a rank's buffer has room for.
 const MOST: usize = 24;
+/// Seconds after which a rank counts as missing, and while kernels are loaded.
+const TIMEOUT: f64 = 10.0;
+const LOADING: f64 = 1.0;
 /// The longest that a rank is late, in microseconds.
 const LATE: u64 = 500;
 
@@ -123,7 +126,10 @@ fn ranks(setup: &Setup, weights: MoeWeights) -> Result<String, Failure> {
     let spec =
         MoeSpec { weights, tokens: MOST, topk: 4, experts: 16, inner: 256, outer: 512, seed: setup.seed };
     let host = HostExperts::new(&spec)?;
-    let mut ranks = Rank::all(setup, &host, &spec)?;
+    // The driver may wait for kernels that run before it loads another, also for a barrier that waits for the rank that
+    // loads. Groups of their own, whose calls end in any case, load them all.
+    load_kernels(&mut Rank::all(setup, &host, &spec, LOADING)?)?;
+    let mut ranks = Rank::all(setup, &host, &spec, TIMEOUT)?;
     let batches = setup.count(10_000).div_ceil(BATCH);
     for batch in 0..batches {
         setup.now(format!("batch {batch} of {spec} by ranks"));
@@ -155,6 +161,20 @@ fn ranks(setup: &Setup, weights: MoeWeights) -> Result<String, Failure> {
     Ok(format!("{calls} calls of {RANKS} ranks, the same bits for the same tokens; diff at most {worst:.1e}"))
 }
 
+/// One call of each rank, at the same time, whatever comes of it.
+fn load_kernels(ranks: &mut [Rank]) -> Result<(), Failure> {
+    let made: Vec<_> = thread::scope(|scope| {
+        let all = ranks.iter_mut().map(|own| scope.spawn(move || own.call(LISTS - 1, 0)));
+        let all: Vec<_> = all.collect();
+        all.into_iter().map(|one| one.join().expect("a rank does not panic")).collect()
+    });
+    for (own, made) in ranks.iter().zip(made) {
+        made?;
+        own.stream.synchronize()?;
+    }
+    Ok(())
+}
+
 /// A list has tokens of its own number, one of them none.
 fn of_list(spec: &MoeSpec, list: usize) -> MoeSpec {
     MoeSpec { tokens: MOST * list / (LISTS - 1), ..*spec }
@@ -182,7 +202,7 @@ struct Rank {
 }
 
 impl Rank {
-    fn all(setup: &Setup, host: &HostExperts, spec: &MoeSpec) -> Result<Vec<Rank>, Failure> {
+    fn all(setup: &Setup, host: &HostExperts, spec: &MoeSpec, timeout: f64) -> Result<Vec<Rank>, Failure> {
         let device = &setup.device;
         let shape = MoeGroupShape {
             ranks: RANKS,
@@ -204,7 +224,7 @@ impl Rank {
             let out = |_| Tensor::zeros(DType::Bf16, &[MOST, spec.outer], device);
             // SAFETY: every rank keeps its buffer, and all are dropped together, after their calls.
             let mut group = unsafe { MoeGroup::new(device, &shape, rank, &addresses)? };
-            group.set_timeout(10.0);
+            group.set_timeout(timeout);
             Ok(Rank {
                 group,
                 _buffer: buffer,
@@ -227,7 +247,6 @@ impl Rank {
         let drawn = |what: usize, nth: usize, below: u64| {
             random::bits(seed.wrapping_mul(31) + what as u64, nth as u64) % below
         };
-        let launch = LaunchOptions::from(&self.options);
         let mut lists = Vec::new();
         for nth in 0..BATCH {
             let list = drawn(rank, nth, LISTS as u64) as usize;
@@ -235,16 +254,21 @@ impl Rank {
             if drawn(RANKS, nth, 2 * RANKS as u64) == rank as u64 {
                 thread::sleep(Duration::from_micros(drawn(RANKS + 1, nth, LATE)));
             }
-            let tokens = &self.lists[list];
-            let call = MoeGroupCall { tokens: tokens.count(), ..MoeGroupCall::default() };
-            let mut out = self.outs[nth].narrow(0, 0, call.tokens)?;
-            moe_publish(&self.group, &tokens.x, &tokens.routing(), 1.0, &launch)?;
-            let experts = self.weights.experts();
-            moe_forward_group(&self.group, &call, &experts, &mut self.scratch, &mut out, &self.options)?;
+            self.call(list, nth)?;
             lists.push(list);
         }
         self.stream.synchronize()?;
         Ok(lists)
+    }
+
+    /// Puts a call into the stream, the so many-th of a batch.
+    fn call(&mut self, list: usize, nth: usize) -> oxigemm::Result<()> {
+        let (tokens, launch) = (&self.lists[list], LaunchOptions::from(&self.options));
+        let call = MoeGroupCall { tokens: tokens.count(), ..MoeGroupCall::default() };
+        let mut out = self.outs[nth].narrow(0, 0, call.tokens)?;
+        moe_publish(&self.group, &tokens.x, &tokens.routing(), 1.0, &launch)?;
+        let experts = self.weights.experts();
+        moe_forward_group(&self.group, &call, &experts, &mut self.scratch, &mut out, &self.options)
     }
 
     /// Whether each list gave what it gave at first.
