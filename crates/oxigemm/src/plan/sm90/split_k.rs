@@ -16,6 +16,11 @@ const F16: Speeds =
 const L2_PREFETCH: f64 = 0.35;
 const L2_PREFETCH_LARGE: f64 = 0.1;
 
+/// How much sooner a kernel ends that reads next to nothing, and the bytes that leave a third of that: memory is idle then,
+/// and what the other constants take for the start is mostly waiting for it.
+const IDLE_MEMORY: f64 = 2.4;
+const IDLE_BYTES: f64 = 1e6;
+
 /// Latency of memory under load; FP8 and 16-bit operands.
 const LATENCY: f64 = 0.766;
 const LATENCY_F16: f64 = 1.08;
@@ -118,9 +123,11 @@ pub(super) fn estimate(config: &GemmConfig, shape: GemmShape, limits: &Limits) -
     // Blocks that read the same rows of B at the same time slow each other down.
     let again = if fused && m_tiles > 1.0 { READ_TWICE } else { 1.0 };
     let output = most * tile.output_bytes() / f64::from(split) / speed.output;
+    let bytes = memory_bytes(tile.operands, shape);
+    let prefetch = if tile.m < 64 || tile.n == 64 { L2_PREFETCH } else { L2_PREFETCH_LARGE };
     Cost {
         tensor: waves * steps * (step + resident * multiply),
-        memory: memory_bytes(tile.operands, shape) * again / bandwidth,
+        memory: bytes * again / bandwidth,
         l2: read / speed.l2,
         feed: (most * steps * tile.stage_bytes() / speed.feed).max(waves * refills),
         output: output + reduction + (waves - 1.0) * 1.76,
@@ -128,5 +135,5 @@ pub(super) fn estimate(config: &GemmConfig, shape: GemmShape, limits: &Limits) -
         us: 0.0,
     }
     .overlapped(8.0)
-    .sooner(if tile.m < 64 || tile.n == 64 { L2_PREFETCH } else { L2_PREFETCH_LARGE })
+    .sooner(prefetch + IDLE_MEMORY * (-bytes / IDLE_BYTES).exp())
 }
