@@ -123,6 +123,13 @@ fn small_m_takes_split_k_kernels_and_large_m_persistent_ones() {
 }
 
 #[test]
+fn problems_that_read_little_take_split_k_kernels() {
+    for (m, n, k) in [(813, 544, 160), (379, 512, 560)] {
+        assert!(best(&fp8(m, n, k)).config.is_split_k(), "m={m} n={n} k={k}");
+    }
+}
+
+#[test]
 fn small_m_of_16_bits_takes_split_k_kernels_and_large_m_persistent_ones() {
     for (n, k) in ANCHOR {
         let split_k =

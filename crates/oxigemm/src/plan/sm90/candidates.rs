@@ -10,10 +10,10 @@ use super::super::{GemmConfig, Limits, PlanRequest, PlanShape};
 /// Split-K kernels are considered with so many stages that this many blocks share an SM.
 const BLOCKS_PER_SM: std::ops::RangeInclusive<u32> = 1..=4;
 
-/// Clusters that persistent kernels are considered with: all; those of two where the tiles are the largest, and so wait
-/// for the tensor cores and not for the slower of two blocks; none.
+/// Clusters that persistent kernels are considered with: all; those along N where the tiles are the largest, and so wait
+/// for the tensor cores and not for the slower of two blocks, and for groups of 16-bit rows; none.
 const CLUSTERS: [[u32; 2]; 3] = [[1, 1], [1, 2], [2, 1]];
-const LARGE_TILES: [[u32; 2]; 2] = [[1, 1], [1, 2]];
+const ALONG_N: [[u32; 2]; 2] = [[1, 1], [1, 2]];
 const NO_CLUSTER: [[u32; 2]; 1] = [[1, 1]];
 
 /// Every configuration that is worth an estimate, in a fixed order, whether it fits the device or not.
@@ -52,11 +52,12 @@ fn configs(kernel: GemmKernel, request: &PlanRequest, limits: &Limits) -> Vec<Ge
 /// Clusters that a persistent kernel is considered with. A sweep over layers of models lost 0.1% without the others.
 fn clusters(kernel: &GemmKernel) -> &'static [[u32; 2]] {
     let operands = kernel.operands();
-    let grouped_f16 = kernel.grouping() != Grouping::Dense && !operands.is_fp8();
-    let fitted = kernel.fusion() == Fusion::None && !operands.is_1d1d() && !grouped_f16;
+    let plain = kernel.fusion() == Fusion::None;
+    let fitted = plain && !operands.is_1d1d() && (operands.is_fp8() || kernel.grouping() == Grouping::Dense);
     match kernel.tile() {
+        _ if plain && !operands.is_fp8() && kernel.grouping() == Grouping::Rows => &ALONG_N,
         _ if !fitted => &CLUSTERS,
-        [256, _] | [_, 256] if kernel.tile()[0] >= 128 => &LARGE_TILES,
+        [256, _] | [_, 256] if kernel.tile()[0] >= 128 => &ALONG_N,
         _ => &NO_CLUSTER,
     }
 }

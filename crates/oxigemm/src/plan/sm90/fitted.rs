@@ -332,6 +332,100 @@ pub(super) const F16: Fitted = Fitted {
     ],
 };
 
+/// M-grouped GEMMs and batches of 16-bit operands without a fused epilogue, fitted to 36 problems of `oxigemm tune --check`.
+/// Clusters along M have no constants: they were slower in nearly all.
+pub(super) const F16_M_GROUPED: Fitted = Fitted {
+    start: 5.00,
+    prefetch_gain: 0.0,
+    memory: 4.54e6,
+    l2: 27.9e6,
+    partial_wave: 1.00,
+    read_again: 0.0,
+    sharpness: 2.0,
+    tiles: &[
+        TileCost {
+            tile: (64, 128),
+            multicast: false,
+            efficiency: 0.963,
+            step: 0.149,
+            output: 0.26,
+            memory: 1.000,
+        },
+        TileCost {
+            tile: (64, 128),
+            multicast: true,
+            efficiency: 0.955,
+            step: 0.238,
+            output: 0.14,
+            memory: 0.989,
+        },
+        TileCost {
+            tile: (64, 256),
+            multicast: false,
+            efficiency: 1.086,
+            step: 0.032,
+            output: 0.26,
+            memory: 0.885,
+        },
+        TileCost {
+            tile: (64, 256),
+            multicast: true,
+            efficiency: 0.716,
+            step: 0.106,
+            output: 0.23,
+            memory: 0.890,
+        },
+        TileCost {
+            tile: (128, 128),
+            multicast: false,
+            efficiency: 1.004,
+            step: 0.002,
+            output: 0.17,
+            memory: 0.939,
+        },
+        TileCost {
+            tile: (128, 128),
+            multicast: true,
+            efficiency: 0.885,
+            step: 0.092,
+            output: 0.10,
+            memory: 0.852,
+        },
+        TileCost {
+            tile: (128, 256),
+            multicast: false,
+            efficiency: 1.200,
+            step: 0.024,
+            output: 0.48,
+            memory: 0.865,
+        },
+        TileCost {
+            tile: (128, 256),
+            multicast: true,
+            efficiency: 1.159,
+            step: 0.206,
+            output: 1.07,
+            memory: 0.901,
+        },
+        TileCost {
+            tile: (256, 128),
+            multicast: false,
+            efficiency: 1.200,
+            step: 0.457,
+            output: 0.00,
+            memory: 0.616,
+        },
+        TileCost {
+            tile: (256, 128),
+            multicast: true,
+            efficiency: 1.200,
+            step: 0.484,
+            output: 0.00,
+            memory: 0.641,
+        },
+    ],
+};
+
 impl Fitted {
     /// The constants of a configuration: those of its tile, also where no cluster was fitted.
     fn tile(&self, config: &GemmConfig) -> Option<&TileCost> {

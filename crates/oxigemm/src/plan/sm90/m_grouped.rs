@@ -3,6 +3,8 @@
 //! Only the device knows how many rows a group has. A plan is made for the expected rows, and computes any others as
 //! well, only not as fast.
 
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+
 use super::super::{Cost, GemmConfig, Limits, MGroupedShape};
 use super::persistent::{self, Work};
 use super::{Speeds, Tile, fitted};
@@ -11,7 +13,7 @@ use super::{Speeds, Tile, fitted};
 pub(super) const SPREAD: [f64; 9] = [0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5];
 /// Those of a batch.
 pub(super) const EQUAL: [f64; 1] = [1.0];
-/// Reading the group layout, building the table and looking tiles up, with 16-bit operands.
+/// Reading the group layout, building the table and looking tiles up, with 16-bit operands and a fused epilogue.
 const GROUP_TABLE_F16: f64 = 4.4;
 /// Part of a group's B that is read again where two clusters multiply it one after the other, of 16-bit operands.
 const READ_AGAIN_F16: f64 = 0.12;
@@ -50,7 +52,11 @@ pub(super) fn estimate(
     let (b_bytes, k_blocks) = (groups * rows_of_b * k * bytes, config.k_blocks(shape.k) * passes);
     let others = groups * rows * (k * bytes + 2.0 * n);
     let scales_of_32 = tile.operands.has_scales_of_32();
-    if is_fp8 && !scales_of_32 {
+    let constants = match is_fp8 {
+        true => (!scales_of_32).then_some(&fitted::FP8_M_GROUPED),
+        false => (config.kernel.fusion() == Fusion::None).then_some(&fitted::F16_M_GROUPED),
+    };
+    if let Some(constants) = constants {
         let work = fitted::Work {
             tiles,
             multiplied: multiplied / tiles_m,
@@ -60,7 +66,7 @@ pub(super) fn estimate(
             last_wave: None,
             prefetches: false,
         };
-        if let Some(cost) = fitted::FP8_M_GROUPED.estimate(config, &work, limits) {
+        if let Some(cost) = constants.estimate(config, &work, limits) {
             return cost;
         }
     }

@@ -124,6 +124,7 @@ pub(super) fn estimate(config: &GemmConfig, shape: GemmShape, limits: &Limits) -
     let again = if fused && m_tiles > 1.0 { READ_TWICE } else { 1.0 };
     let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     let bytes = memory_bytes(tile.operands, shape);
+    let bytes_read = bytes - 2.0 * f64::from(shape.m) * f64::from(shape.n);
     let prefetch = if tile.m < 64 || tile.n == 64 { L2_PREFETCH } else { L2_PREFETCH_LARGE };
     Cost {
         tensor: waves * steps * (step + resident * multiply),
@@ -135,5 +136,5 @@ pub(super) fn estimate(config: &GemmConfig, shape: GemmShape, limits: &Limits) -
         us: 0.0,
     }
     .overlapped(8.0)
-    .sooner(prefetch + IDLE_MEMORY * (-bytes / IDLE_BYTES).exp())
+    .sooner(prefetch + IDLE_MEMORY * (-bytes_read / IDLE_BYTES).exp())
 }

@@ -27,6 +27,14 @@ fn fp8(shape: MGroupedShape) -> PlanRequest {
 }
 
 #[test]
+fn groups_of_16_bit_rows_share_no_rows_of_b_in_a_cluster() {
+    let shape = MGroupedShape { groups: 32, slabs: 32, rows: 4096, expected: 400, n: 4096, k: 7168 };
+    let ranking = rank(&PlanRequest::m_grouped(nt(Half::Bf16), shape), &Limits::h200());
+    let clusters: HashSet<[u32; 2]> = ranking.iter().map(|(config, _)| config.cluster).collect();
+    assert_eq!(clusters, HashSet::from([[1, 1], [1, 2]]));
+}
+
+#[test]
 fn every_shape_has_a_plan_that_fits_the_device() {
     for limits in [Limits::h200(), Limits::of(Arch::Sm90a, 114, 232_448), Limits::h200().restricted_to(24)] {
         for (shape, operands) in
