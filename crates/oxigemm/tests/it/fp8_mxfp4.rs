@@ -376,11 +376,12 @@ fn every_shape_has_a_plan_by_its_name() {
             }
         }
     }
-    let tile = |m: u32| {
-        let request = PlanRequest::dense(operands, GemmShape { m, n: 7168, k: 2048 });
+    let tile = |expected: u32| {
+        let groups = MGroupedShape { groups: 32, slabs: 32, rows: 4 * expected, expected, n: 4096, k: 7168 };
+        let request = PlanRequest::m_grouped(operands, groups);
         plan::plan(&request, &Limits::h200()).unwrap().config.tile()[0]
     };
-    assert_eq!([tile(1), tile(4096)], [16, 128]);
+    assert_eq!([tile(4), tile(256)], [16, 128]);
 }
 
 /// What kernels for Hopper do not have is named.
