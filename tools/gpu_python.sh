@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Tests a wheel on a machine with a Hopper GPU and torch, without network.
-#   tools/gpu_python.sh WHEEL [test|time|anchor|client ...]     default: test and time
+#   tools/gpu_python.sh WHEEL [test|time|anchor|client|versus ...]     default: test and time
 # `client` runs FP8 models of transformers, which has to be installed or to lie unpacked in $OXIGEMM_SITE; the modules
 # named in $OXIGEMM_CLIENTS run one after another (default: oxigemm).
+# `versus` times the wheel beside a module with DeepGEMM's functions, $OXIGEMM_PEER (default: deep_gemm), which has to be
+# installed or to lie in $OXIGEMM_SITE; $OXIGEMM_VERSUS has the arguments of bench/versus.py that choose cases and files.
 # numpy, ml_dtypes and pytest with its dependencies come from wheels beside WHEEL if they are not installed.
 set -euo pipefail
 wheel=$(realpath "$1")
@@ -33,6 +35,14 @@ for what in "$@"; do
       python3 crates/python/bench/transformers_client.py --module "$module"
     done
     ;;
-  *) echo "expected test, time, anchor or client, found $what" >&2 && exit 2 ;;
+  versus)
+    versus=(python3 crates/python/bench/versus.py "${OXIGEMM_PEER:-deep_gemm}")
+    read -ra arguments <<<"${OXIGEMM_VERSUS:---seeds 101,102,103,104,105}"
+    # The peer compiles its kernels at their first call: in several processes, and before anything is timed.
+    for part in {1..8}; do "${versus[@]}" "${arguments[@]}" --warm --part "$part/8" & done
+    wait
+    "${versus[@]}" "${arguments[@]}"
+    ;;
+  *) echo "expected test, time, anchor, client or versus, found $what" >&2 && exit 2 ;;
   esac
 done
