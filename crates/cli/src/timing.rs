@@ -69,6 +69,13 @@ impl Clock {
         Ok(mean(&us))
     }
 
+    /// The mean time from the start of the first kernel of a call to the end of its last, of the calls that were timed
+    /// last; none where kernels are not recorded.
+    pub fn span(&self) -> Option<f64> {
+        let spans = self.timer.spans();
+        (!spans.is_empty()).then(|| mean(spans))
+    }
+
     /// The mean time of a launch, in microseconds; it must be put into the stream of the options it is given.
     pub fn launches(
         &mut self,

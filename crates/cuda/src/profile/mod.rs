@@ -88,6 +88,7 @@ pub struct KernelTimer {
     mark: Function,
     scratch: Buffer,
     kernels: Vec<KernelTime>,
+    spans: Vec<f64>,
 }
 
 impl KernelTimer {
@@ -121,6 +122,7 @@ impl KernelTimer {
             mark,
             scratch: device.alloc(4)?,
             kernels: Vec::new(),
+            spans: Vec::new(),
         })
     }
 
@@ -159,6 +161,13 @@ impl KernelTimer {
         &self.kernels
     }
 
+    /// From the start of a call's first kernel to the end of its last one, in microseconds, of the calls that were timed
+    /// last; empty with [`Method::Events`]. Where a kernel is launched programmatically, it waits for the one before it
+    /// inside its own duration: the sum of both counts that time twice, and a span once.
+    pub fn spans(&self) -> &[f64] {
+        &self.spans
+    }
+
     /// Times `call` that many times and gives the microseconds of each.
     ///
     /// The order is: one call, the rest, as many calls again to warm up, and the calls that count. Before each
@@ -174,6 +183,7 @@ impl KernelTimer {
     ) -> Result<Vec<f64>, E> {
         self.device.expect("the stream", stream.device())?;
         self.kernels.clear();
+        self.spans.clear();
         call()?;
         stream.synchronize()?;
         thread::sleep(self.rest);
@@ -208,6 +218,7 @@ impl KernelTimer {
             return Err(Error::Library { call: "cuptiActivityFlushAll", code: 0, text }.into());
         }
         self.kernels = summarize(by_call.iter().copied().flatten());
+        self.spans = by_call.iter().copied().map(span_us).collect();
         Ok(by_call.into_iter().map(sum_us).collect())
     }
 
@@ -274,6 +285,12 @@ fn sum_us(records: &[Record]) -> f64 {
     records.iter().map(|record| (record.end - record.start) as f64).sum::<f64>() / 1e3
 }
 
+fn span_us(records: &[Record]) -> f64 {
+    let start = records.iter().map(|record| record.start).min().unwrap_or(0);
+    let end = records.iter().map(|record| record.end).max().unwrap_or(0);
+    (end - start) as f64 / 1e3
+}
+
 fn summarize<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<KernelTime> {
     let mut by_name: BTreeMap<&str, Vec<Record>> = BTreeMap::new();
     for record in records {
@@ -318,10 +335,17 @@ mod tests {
         ];
         let calls = split(&records);
         assert_eq!(calls.iter().copied().map(sum_us).collect::<Vec<_>>(), [10.0, 0.0, 11.0]);
+        assert_eq!(calls.iter().copied().map(span_us).collect::<Vec<_>>(), [10.98, 0.0, 11.5]);
         let kernels = summarize(calls.into_iter().flatten());
         assert_eq!(kernels[0], KernelTime { name: "gemm".into(), runs: 2, us: 9.25 });
         assert_eq!(kernels[1], KernelTime { name: "transpose".into(), runs: 2, us: 1.25 });
         assert_eq!(kernels.len(), 2, "neither marks nor what ran before");
+    }
+
+    #[test]
+    fn a_kernel_that_waits_for_the_one_before_counts_once_in_a_span() {
+        let call = [record("gemm", 1000, 5000), record("top-k", 2000, 7000)];
+        assert_eq!([sum_us(&call), span_us(&call)], [12.0, 8.0]);
     }
 
     #[test]
