@@ -115,6 +115,27 @@ fn the_last_wave_is_a_stream_k_tail_where_that_pays() {
 }
 
 #[test]
+fn the_last_wave_of_16_bit_tiles_is_a_stream_k_tail_where_that_pays() {
+    let request = |m, n, k| PlanRequest::dense(bf16("nt"), GemmShape { m, n, k });
+    // 2.3 waves of 128x256 tiles.
+    let split = best(&request(2347, 4096, 14336));
+    assert!(split.config.is_stream_k() && split.launch.stream_k.tiles > 0, "{}", split.name());
+    let invariant = best(&PlanRequest { batch_invariant: true, ..request(2347, 4096, 14336) });
+    assert!(!invariant.config.is_stream_k(), "{}", invariant.name());
+    // Full waves, and a short K.
+    for whole in [best(&request(4224, 8192, 8192)), best(&request(2347, 4096, 512))] {
+        assert!(!whole.config.is_stream_k(), "{}", whole.name());
+    }
+}
+
+/// Narrow tiles give more SMs something to do where a few rows of tiles would leave many of them idle.
+#[test]
+fn a_few_hundred_rows_of_16_bits_take_narrow_tiles() {
+    let plan = best(&PlanRequest::dense(bf16("nt"), GemmShape { m: 345, n: 3072, k: 1536 }));
+    assert_eq!(plan.config.tile(), [128, 96], "{}", plan.name());
+}
+
+#[test]
 fn small_m_takes_split_k_kernels_and_large_m_persistent_ones() {
     for (n, k) in ANCHOR {
         assert!(best(&fp8(1, n, k)).config.is_split_k(), "m=1 n={n} k={k}");

@@ -2,7 +2,7 @@
 //! bits, no hazard, and the product.
 
 use crate::common::{AddendKind, BF16, Case, FP16, PLAIN_BF16 as PLAIN, in_turn, schedules};
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
 use oxigemm_kernels::Arch;
@@ -125,6 +125,67 @@ fn features_of_split_k_kernels() {
         let tile = if layout == GemmLayout::Nt { "32x64" } else { "8x64" };
         format!("sm90_{}_split_k_{layout}_{tile}_{launch}", type_name(dtype))
     });
+}
+
+/// Tiles that stream-K splits.
+fn stream_k_tiles(choice: GemmConfig, case: &Case) -> u32 {
+    let [m, n, k] = case.dims.map(|dim| dim as u32);
+    let limits = Limits::h200().restricted_to(case.num_sms.unwrap_or(u32::MAX));
+    let operands = OperandKind::f16(choice.operands().as_f16().expect("operands of 16 bits"));
+    let request = PlanRequest::dense(operands, GemmShape { m, n, k }).with_config(choice);
+    plan::plan(&request, &limits).expect("it computes the shape").launch.stream_k.tiles
+}
+
+#[test]
+fn stream_k_peers_take_part_of_a_tile() {
+    // Three tiles for two clusters: the second of these is the stream-K peer of the last tile.
+    let sim = Sim::new();
+    let wide = Case { d_type: DType::F32, ..PLAIN };
+    let fp16 = Case { types: FP16, d_type: FP16.ab, ..PLAIN };
+    for (i, (name, sms, case)) in [
+        ("bf16_persistent_stream_k_nt_128x256_s3_c1x1", 2, Case { dims: [260, 200, 1000], ..PLAIN }),
+        (
+            "bf16_persistent_stream_k_nt_128x256_s3_c1x2",
+            4,
+            Case { dims: [300, 264, 1024], c: AddendKind::Other, ..PLAIN },
+        ),
+        (
+            "bf16_persistent_stream_k_nt_128x256_s3_c2x1",
+            4,
+            Case { dims: [130, 520, 1000], c: AddendKind::Inplace, ..wide },
+        ),
+        // Rows of D that TMA cannot address: nobody has to be told to store.
+        (
+            "bf16_persistent_stream_k_nt_128x128_s6_c1x1",
+            2,
+            Case { dims: [257, 72, 1000], gaps: [1, 3], ..PLAIN },
+        ),
+        ("bf16_persistent_stream_k_nt_128x128_s6_c1x2", 4, Case { dims: [260, 136, 1100], ..wide }),
+        ("fp16_persistent_stream_k_nt_128x128_s6_c2x1", 4, Case { dims: [130, 264, 1000], ..fp16 }),
+        ("fp16_persistent_stream_k_nt_128x256_s3_c1x1", 2, Case { dims: [100, 520, 1000], ..fp16 }),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let choice = plan::parse(&format!("sm90_{name}")).expect("the name of a choice");
+        let case = Case { num_sms: Some(sms), ..case };
+        assert_eq!(stream_k_tiles(choice, &case), 1, "{name}");
+        // Eager and lazy in turn, and random ones.
+        every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 2).step_by(3), &sim);
+    }
+}
+
+#[test]
+fn a_stream_k_peer_serves_two_tiles_behind_whole_ones() {
+    let sim = Sim::new();
+    let choice =
+        plan::parse("sm90_bf16_persistent_stream_k_nt_128x128_s6_c1x1").expect("the name of a choice");
+    let case = Case { dims: [1100, 72, 2048], num_sms: Some(7), ..PLAIN };
+    assert_eq!(stream_k_tiles(choice, &case), 2);
+    every_schedule_gives_the_same_bits(case, choice, schedules().take(4), &sim);
+    let case = Case { dims: [600, 72, 2048], num_sms: Some(3), ..PLAIN };
+    assert_eq!(stream_k_tiles(choice, &case), 2);
+    every_schedule_gives_the_same_bits(case, choice, schedules().take(4), &sim);
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub struct Args {
 }
 
 /// The kernels that stand for their families.
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 17] = [
     "sm90_fp8_gemm_persistent_stream_k_256x128_s3",
     "sm90_fp8_gemm_split_k_8x64",
     "sm90_fp8_gemm_persistent_m_grouped_64x128_s8",
@@ -63,6 +63,7 @@ const FAMILIES: [&str; 16] = [
     "sm90_fp8_gemm_split_k_fused_32x128",
     "sm90_bf16_gemm_split_k_gated_nt_8x256",
     "sm90_fp8_gemm_persistent_m_grouped_256x128_s3",
+    "sm90_bf16_gemm_persistent_stream_k_nt_128x128_s6",
 ];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;
@@ -102,10 +103,18 @@ const fn of_split_k(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "does not wait", file: "pipeline.rs", times: 1, why: STAGES_TELL }
 }
 
-const REDUNDANT: [Redundant; 12] = [
+const REDUNDANT: [Redundant; 14] = [
     of_split_k(FAMILIES[1]),
     of_m_grouped(FAMILIES[2]),
     of_f16_persistent(FAMILIES[3]),
+    of_f16_persistent(FAMILIES[16]),
+    Redundant {
+        kernel: FAMILIES[16],
+        what: "bar.warp.sync",
+        file: "epilogue.rs",
+        times: 1,
+        why: "the lanes of a warp leave a wait together, and one of them writes the word and arrives",
+    },
     Redundant {
         kernel: FAMILIES[6],
         what: "fence.acq_rel",

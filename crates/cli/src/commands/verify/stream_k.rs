@@ -1,10 +1,11 @@
 //! Checks of the stream-K tail: tiles of the last wave that clusters split.
 
 use oxigemm::plan;
-use oxigemm::{DType, GemmOptions};
+use oxigemm::{DType, GemmLayout, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
+use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_testkit::plan::plan as plan_of;
-use oxigemm_testkit::{AddendKind, Effort, Failure, GemmCase, GemmData};
+use oxigemm_testkit::{AddendKind, BF16 as OF_BF16, Effort, FP16 as OF_FP16, Failure, GemmCase, GemmData};
 
 use super::random::{ADDENDS, ORDERS};
 use super::{Check, Setup, ensure};
@@ -19,22 +20,40 @@ pub fn checks(setup: &Setup) -> Vec<Check> {
     ]
 }
 
+/// Kernel, cluster, dimensions, and how many SMs there are.
+type Split = (&'static str, &'static str, [usize; 3], Option<u32>);
+
 /// Cases with tiles that clusters split, where there are so many SMs.
 fn cases(setup: &Setup) -> Result<Vec<(GemmCase, GemmOptions)>, Failure> {
-    let all: &[(&str, [usize; 3], Option<u32>)] = &[
-        ("c1x1", [520, 100, 2000], Some(2)),
-        ("c1x2", [520, 136, 2048], Some(4)),
-        ("c2x1", [258, 264, 2300], Some(4)),
-        ("c1x1", [1100, 72, 4096], Some(3)),
-        ("c1x2", [5120, 5120, 5120], None),
-        ("c2x1", [2300, 1200, 4096], Some(24)),
+    const FP8: &str = "fp8_persistent_stream_k_256x128_s3";
+    const BF16: &str = "bf16_persistent_stream_k_nt_128x256_s3";
+    const FP16: &str = "fp16_persistent_stream_k_nt_128x128_s6";
+    let all: &[Split] = &[
+        (FP8, "c1x1", [520, 100, 2000], Some(2)),
+        (BF16, "c1x1", [260, 200, 1000], Some(2)),
+        (FP8, "c1x2", [520, 136, 2048], Some(4)),
+        (FP16, "c1x2", [260, 136, 1100], Some(4)),
+        (FP8, "c2x1", [258, 264, 2300], Some(4)),
+        (BF16, "c2x1", [130, 520, 1000], Some(4)),
+        (FP8, "c1x1", [1100, 72, 4096], Some(3)),
+        (FP16, "c1x1", [600, 72, 2048], Some(3)),
+        (FP8, "c1x2", [5120, 5120, 5120], None),
+        (BF16, "c1x1", [2347, 4096, 14336], None),
+        (FP8, "c2x1", [2300, 1200, 4096], Some(24)),
+        (FP16, "c2x1", [2300, 1200, 4096], Some(24)),
     ];
     let few = setup.device.as_cuda().is_none();
-    let case = |(i, &(cluster, [m, n, k], num_sms)): (usize, &(&str, [usize; 3], Option<u32>))| {
-        let choice = plan::parse(&format!("sm90_fp8_persistent_stream_k_256x128_s3_{cluster}"))
-            .expect("the name of a choice");
-        let (d_type, addend) = ([DType::Bf16, DType::F32][i % 2], ADDENDS[i % 3]);
-        let case = GemmCase { d_type, addend, sfa: ORDERS[i % 4], ..GemmCase::fp8(m, n, k) };
+    let case = |(i, &(kernel, cluster, [m, n, k], num_sms)): (usize, &Split)| {
+        let choice = plan::parse(&format!("sm90_{kernel}_{cluster}")).expect("the name of a choice");
+        let plain = match choice.operands().as_f16() {
+            None => GemmCase { sfa: ORDERS[i / 2 % 4], ..GemmCase::fp8(m, n, k) },
+            Some(operands) => {
+                let types = if operands.element == Half::Bf16 { OF_BF16 } else { OF_FP16 };
+                GemmCase::dense(types, GemmLayout::Nt, [m, n, k])
+            }
+        };
+        let d_type = if i / 2 % 2 == 0 { plain.d_type } else { DType::F32 };
+        let case = GemmCase { d_type, addend: ADDENDS[i / 2 % 3], ..plain };
         let limits = setup.limits()?.restricted_to(num_sms.unwrap_or(u32::MAX));
         let plan = plan_of(&case, Some(choice), &limits);
         ensure(plan.is_some_and(|plan| plan.launch.stream_k.tiles > 0), || {

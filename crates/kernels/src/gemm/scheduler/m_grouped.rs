@@ -135,8 +135,12 @@ pub struct MGroupedArgs {
 
 /// The most groups of a launch.
 pub const MAX_GROUPS: u32 = 1024;
-/// Ids that a thread loads at a time to find the end of a run.
-const LOOKED_AT: u32 = 16;
+/// What is no row of a group.
+const NONE: u32 = u32::MAX;
+/// Runs whose last blocks a warp looks at together, and ids of each that a lane loads at a time: a whole block where groups
+/// begin at multiples of 128 rows, as engines lay them out.
+const RUNS_AT_ONCE: u32 = 4;
+const IDS_OF_LANE: u32 = 4;
 
 /// Bytes of the group table in shared memory.
 pub const fn table_bytes(groups: u32) -> u32 {
@@ -275,7 +279,6 @@ impl<'k> GroupTable<'k> {
     /// changes, a run starts, or ends in between.
     fn find_runs(&self, thread: U32<'k>, threads: u32) {
         let (k, p, rows) = (self.k, self.params, self.rows);
-        const NONE: u32 = u32::MAX;
         k.for_(thread, p.groups, threads, |group| {
             self.first.at(group * 4).store(NONE);
             self.end.at(group * 4).store(NONE);
@@ -293,19 +296,39 @@ impl<'k> GroupTable<'k> {
                 self.first.at(id * 4).reduce(AtomicOp::Min, row, Scope::Cta);
                 self.before.at(id * 4).reduce(AtomicOp::Add, 1u32, Scope::Cta);
             });
-            k.if_(exists & behind.ne(id), || {
-                let (end, limit) = (k.var_from(row), next.min(rows));
-                k.for_(row, limit, LOOKED_AT, |from| {
-                    let rows = (0..LOOKED_AT).map(|i| from + i);
-                    let ids = rows.map(|row| (row + 1u32, p.number(row).load_if(row.lt(limit), NONE)));
-                    // All are loaded before the first is looked at.
-                    let ids: Vec<(U32<'k>, U32<'k>)> = ids.collect();
-                    for (behind, other) in ids {
-                        end.set_if(other.eq(id), behind);
-                    }
-                });
-                self.end.at(id * 4).reduce(AtomicOp::Min, end.get(), Scope::Cta);
+            // Until all rows of the run's last block are looked at, its first stands for its end.
+            k.if_(exists & behind.ne(id), || self.end.at(id * 4).reduce(AtomicOp::Min, row, Scope::Cta));
+        });
+        self.sync();
+        self.find_ends(threads);
+    }
+
+    /// The end of each run: behind the last row of its last block that has the group's number. The ids come from memory,
+    /// so a warp loads those of several blocks before it looks at the first.
+    fn find_ends(&self, threads: u32) {
+        let (k, p, lane, warps) = (self.k, self.params, self.k.lane(), threads / WARP);
+        k.for_(k.warp_index(), p.groups, warps * RUNS_AT_ONCE, |first| {
+            let runs = (0..RUNS_AT_ONCE).map(|run| {
+                let group = first + run * warps;
+                let block = self.end.at(group * 4).load_if(group.lt(p.groups), NONE);
+                let limit = block.ne(NONE).select((block + p.group_alignment).min(self.rows), 0);
+                (group, block, limit, k.var(0u32))
             });
+            let runs: Vec<_> = runs.collect();
+            k.for_(0, p.group_alignment, WARP * IDS_OF_LANE, |from| {
+                let ids = runs.iter().flat_map(|&(group, block, limit, end)| {
+                    let rows = (0..IDS_OF_LANE).map(move |i| block + from + lane + i * WARP);
+                    rows.map(move |row| (end, row, group, p.number(row).load_if(row.lt(limit), NONE)))
+                });
+                let ids: Vec<_> = ids.collect();
+                ids.iter().for_each(|&(end, row, group, id)| end.set_if(id.eq(group), row + 1u32));
+            });
+            let ends: Vec<_> = runs.iter().map(|(.., end)| k.warp_max(end.get())).collect();
+            // All lanes have read where the last blocks begin.
+            k.sync_warp();
+            for ((group, _, limit, _), end) in runs.into_iter().zip(ends) {
+                k.guard(lane.eq(0) & limit.ne(0), || self.end.at(group * 4).store(end));
+            }
         });
     }
 

@@ -148,13 +148,19 @@ pub(super) fn f16_persistent(
 ) -> Launch {
     let serpentine = cfg.serpentine_k().then_some(cfg.grouping);
     let raster = Raster { config: *config, shape, tile: config.cluster_tile(passes), concurrent, serpentine };
+    let launch = raster.launch();
+    let [m_tiles, n_tiles] = raster.tiles();
+    let k_blocks = config.operands().k_blocks(shape.k);
+    let tail = cfg.stream_k_tiles(m_tiles * n_tiles, k_blocks, launch.grid[0] / launch.cluster);
     let [cluster_m, cluster_n] = config.cluster;
     let of_b = cfg.box_of_b(cluster_m, passes);
     Launch {
         tile_a: cfg.loaded_lines_of_a(cluster_n),
         tile_b: of_b.rows,
         parts_of_b: of_b.parts,
-        ..raster.launch()
+        stream_k: tail,
+        workspace_bytes: tail.workspace_bytes(launch.cluster, cfg.accumulators()),
+        ..launch
     }
 }
 

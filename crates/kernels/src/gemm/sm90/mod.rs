@@ -15,6 +15,7 @@ pub(crate) mod scale_pipeline;
 mod spec;
 pub mod split_k;
 mod store_pipeline;
+mod stream_k;
 mod tiles;
 pub(crate) mod warpgroups;
 

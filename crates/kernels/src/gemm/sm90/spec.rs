@@ -287,6 +287,10 @@ impl KernelSpec for f16_persistent::Config {
         self.fusion
     }
 
+    fn is_stream_k(&self) -> bool {
+        self.stream_k
+    }
+
     fn tma_stores_f32(&self) -> bool {
         self.fusion == Fusion::None
     }

@@ -68,7 +68,10 @@ const FP8_E5M2_SPLIT_K: &[SplitKTile] = &[(8, 64), (64, 64)];
 
 /// 16-bit operands, dense: every layout, and K-major operands alone.
 const F16: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6)];
-const F16_NT: &[PersistentTile] = &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (64, 128, 8)];
+const F16_NT: &[PersistentTile] =
+    &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (128, 96, 6), (128, 64, 8), (64, 128, 8)];
+/// The same with a stream-K tail.
+const F16_STREAM_K_NT: &[PersistentTile] = &[(128, 256, 3), (128, 128, 6)];
 /// 16-bit operands, m-grouped: a K-major A, and K-major operands alone.
 const F16_M_GROUPED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6), (64, 128, 8)];
 const F16_M_GROUPED_NT: &[PersistentTile] = &[(128, 256, 3), (64, 256, 4)];
@@ -141,9 +144,15 @@ fn f16(
     tiles: &[PersistentTile],
     grouping: Grouping,
     fusion: Fusion,
-) -> impl Iterator<Item = Kernel> {
-    tiles.iter().map(move |&(block_m, block_n, stages)| {
-        Kernel::F16Persistent(f16_persistent::Config { operands, block_m, block_n, stages, grouping, fusion })
+) -> impl Iterator<Item = f16_persistent::Config> {
+    tiles.iter().map(move |&(block_m, block_n, stages)| f16_persistent::Config {
+        operands,
+        block_m,
+        block_n,
+        stages,
+        grouping,
+        stream_k: false,
+        fusion,
     })
 }
 
@@ -176,8 +185,14 @@ fn f16_dense() -> impl Iterator<Item = Kernel> {
         [F16, more]
             .into_iter()
             .flat_map(move |tiles| f16(operands, tiles, Grouping::Dense, Fusion::None))
+            .map(Kernel::F16Persistent)
             .chain(split_k.map(move |&tile| Kernel::F16SplitK(f16_split_k(operands, tile))))
     })
+}
+
+fn f16_stream_k() -> impl Iterator<Item = Kernel> {
+    nt().flat_map(|operands| f16(operands, F16_STREAM_K_NT, Grouping::Dense, Fusion::None))
+        .map(|config| Kernel::F16Persistent(f16_persistent::Config { stream_k: true, ..config }))
 }
 
 fn fp8_e5m2() -> impl Iterator<Item = Kernel> {
@@ -197,6 +212,7 @@ fn f16_m_grouped() -> impl Iterator<Item = Kernel> {
         [F16_M_GROUPED, more]
             .into_iter()
             .flat_map(move |tiles| f16(operands, tiles, Grouping::Rows, Fusion::None))
+            .map(Kernel::F16Persistent)
     })
 }
 
@@ -204,6 +220,7 @@ fn f16_k_grouped() -> impl Iterator<Item = Kernel> {
     Operands::all()
         .filter(|operands| operands.a == operands.b)
         .flat_map(|operands| f16(operands, F16_K_GROUPED, Grouping::K, Fusion::None))
+        .map(Kernel::F16Persistent)
 }
 
 const FUSIONS: [Fusion; 2] = [Fusion::Elementwise, Fusion::Gated];
@@ -223,7 +240,10 @@ fn f16_fused(grouping: Grouping) -> impl Iterator<Item = Kernel> {
         Grouping::Dense | Grouping::K => [F16_FUSED, F16_GATED],
     };
     nt().flat_map(move |operands| {
-        FUSIONS.into_iter().zip(tiles).flat_map(move |(fusion, tiles)| f16(operands, tiles, grouping, fusion))
+        let kinds = FUSIONS.into_iter().zip(tiles);
+        kinds
+            .flat_map(move |(fusion, tiles)| f16(operands, tiles, grouping, fusion))
+            .map(Kernel::F16Persistent)
     })
 }
 
@@ -255,7 +275,7 @@ fn f16_summed() -> impl Iterator<Item = Kernel> {
 impl Kernel {
     /// Every GEMM kernel for Hopper.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let dense = fp8_dense().chain(f16_dense()).chain(fp8_e5m2());
+        let dense = fp8_dense().chain(f16_dense()).chain(f16_stream_k()).chain(fp8_e5m2());
         let m_grouped = fp8(FP8_M_GROUPED, Grouping::Rows, ScalesOfB::Blocks).map(Kernel::Fp8Persistent);
         let k_grouped = fp8(FP8_K_GROUPED, Grouping::K, ScalesOfB::Rows).map(Kernel::Fp8Persistent);
         let fused = fp8_fused(Grouping::Dense).chain(f16_fused(Grouping::Dense)).chain(split_k_fused());

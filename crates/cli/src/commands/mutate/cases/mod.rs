@@ -172,14 +172,21 @@ fn half_dense(kernel: &Persistent) -> Vec<Case> {
     let [m, n] = diverging([block_m, block_n]);
     let odd = GemmCase { m, n, d_padding: 4, addend: AddendKind::Other, ..plain.clone() };
     let short = GemmCase { m: block_m + 8, k: kernel.short, ..plain.clone() };
-    vec![
-        kernel.case(plain, [1, 2], 2),
-        kernel.case(wide_type, [2, 1], 2),
+    let mut cases = vec![
+        kernel.case(plain.clone(), [1, 2], 2),
+        kernel.case(wide_type.clone(), [2, 1], 2),
         kernel.case(added, [1, 1], 1),
         kernel.case(odd, [1, 1], 1),
         kernel.case(short.clone(), [1, 1], 1),
         kernel.case(GemmCase { d_type: DType::F32, ..short }, [1, 1], 1),
-    ]
+    ];
+    if kernel.kernel.spec().is_stream_k() {
+        // As of FP8; and a whole tile of each block before its part.
+        let split = |m, n, of: &GemmCase| GemmCase { m, n, k: 1024, ..of.clone() };
+        cases.push(kernel.case(split(2 * block_m + 8, block_n - 28, &plain), [1, 1], 2));
+        cases.push(kernel.case(split(100, 3 * block_n, &wide_type), [1, 1], 2));
+    }
+    cases
 }
 
 fn half_split_k(kernel: &GemmKernel, fits: impl Fn(&Case) -> bool) -> Vec<Case> {

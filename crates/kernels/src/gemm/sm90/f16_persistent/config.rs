@@ -8,9 +8,13 @@ use crate::gemm::operand::f16::{OperandTile, Operands};
 use crate::gemm::operand::gate_up::{BoxOfB, Fusion};
 use crate::gemm::persistent::{KRanges, PersistentShape};
 use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::scheduler::stream_k::StreamK;
 use crate::gemm::scheduler::tile::TileMessage;
 use crate::gemm::sm90::store_pipeline::PartShape;
-use crate::gemm::sm90::warpgroups::{ConsumerTile, MATH_WARPGROUPS, THREADS};
+use crate::gemm::sm90::stream_k;
+use crate::gemm::sm90::warpgroups::{
+    ConsumerTile, MATH_REGISTERS, MATH_WARPGROUPS, PRODUCER_REGISTERS, THREADS,
+};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};
 
 /// Configuration that is compiled in. Shapes, strides, the cluster's dimensions and whether D is FP32 are run-time
@@ -27,6 +31,8 @@ pub struct Config {
     pub stages: u32,
     /// What is grouped; A of m-grouped kernels is K-major.
     pub grouping: Grouping,
+    /// Whether the tiles of the last wave are [split along K](crate::gemm::scheduler::stream_k).
+    pub stream_k: bool,
     /// Fused epilogue.
     pub fusion: Fusion,
 }
@@ -41,6 +47,7 @@ impl Config {
             Grouping::Rows => "m_grouped_",
             Grouping::K => "k_grouped_",
         };
+        let grouped = if self.stream_k { "stream_k_" } else { grouped };
         let fused = self.fusion.name();
         format!("sm90_{element}_gemm_persistent_{fused}{grouped}{layout}_{block_m}x{block_n}_s{stages}")
     }
@@ -58,6 +65,27 @@ impl Config {
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         THREADS
+    }
+
+    /// Registers of a consumer thread, and of the others: the store thread of a stream-K kernel follows its parts.
+    pub(super) fn registers(&self) -> [u32; 2] {
+        match self.stream_k {
+            true => [MATH_REGISTERS - 16, PRODUCER_REGISTERS + 32],
+            false => [MATH_REGISTERS, PRODUCER_REGISTERS],
+        }
+    }
+
+    /// FP32 accumulators of a block.
+    pub fn accumulators(&self) -> u32 {
+        self.block_m * self.block_n
+    }
+
+    /// Split of the last wave of so many tiles of clusters, with so many K blocks.
+    pub fn stream_k_tiles(&self, tiles: u32, k_blocks: u32, clusters: u32) -> StreamK<u32> {
+        match self.stream_k {
+            true => StreamK::of(tiles, k_blocks, clusters),
+            false => StreamK::default(),
+        }
     }
 
     /// Bytes of dynamic shared memory, without the table of groups that follows.
@@ -156,6 +184,8 @@ pub(super) struct SharedMap {
     pub messages: u32,
     /// K-grouped: tensor maps that are being made.
     pub map_drafts: u32,
+    /// Stream-K: the words of the [fix-up](stream_k).
+    pub fixup_words: u32,
     pub groups: u32,
     bytes: u32,
 }
@@ -172,8 +202,20 @@ impl SharedMap {
         let messages = layout.place(messages, if cfg.is_grouped() { TileMessage::BYTES } else { 1 });
         let draft_bytes = if cfg.grouping == Grouping::K { DynamicTensorMaps::DRAFT_BYTES } else { 0 };
         let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
+        let fixup_words = layout.place(if cfg.stream_k { stream_k::SHARED_BYTES } else { 0 }, 4);
         let bytes = layout.bytes();
-        SharedMap { a, b, staging, barriers, output_barriers, messages, map_drafts, groups: bytes, bytes }
+        SharedMap {
+            a,
+            b,
+            staging,
+            barriers,
+            output_barriers,
+            messages,
+            map_drafts,
+            fixup_words,
+            groups: bytes,
+            bytes,
+        }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.

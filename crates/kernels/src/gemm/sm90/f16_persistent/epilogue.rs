@@ -5,10 +5,11 @@ use crate::gemm::epilogue::fp8_output::{QuantizedOutput, panels};
 use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators};
 use crate::gemm::epilogue::{OutputParams, Panels};
 use crate::gemm::scheduler::m_grouped::{Grouping, TileGroup};
+use crate::gemm::scheduler::stream_k::StreamKPart;
 use crate::gemm::scheduler::tile::TileInfo;
 use crate::gemm::sm90::store_pipeline::{AddOrder, StorePipeline};
 use crate::gemm::sm90::warpgroups::{M_SUBTILE_STRIDE, MATH_WARPS};
-use oxigemm_ptx::{Shared, U32, Var};
+use oxigemm_ptx::{Pred, Shared, U32, Var};
 
 /// Tile of a kernel with a fused epilogue.
 pub(super) struct FusedTile<'k> {
@@ -48,6 +49,11 @@ impl<'k> Block<'k, '_> {
             return self.scheduler.for_each_tile(k, store);
         }
         match self.cfg.grouping {
+            Grouping::Dense if self.fixups.is_some() => self.scheduler.for_each_tile(k, |tile| {
+                let Some(part) = tile.part else { return };
+                let stores = self.is_signalled(warpgroup, part, parity);
+                k.if_(stores, || store_pipeline.store([tile.m + first_row, tile.n + first_column], parity));
+            }),
             Grouping::Dense => self.scheduler.for_each_dense_tile(k, |m, n| {
                 store_pipeline.store([m + first_row, n + first_column], parity);
             }),
@@ -64,6 +70,40 @@ impl<'k> Block<'k, '_> {
                 });
             }),
         }
+    }
+
+    /// Tells the store thread of a warpgroup, if there is one, whether a part is complete: as if that were staged, one
+    /// batch before the part itself. `parity` is that of the warpgroup's staging area.
+    pub(super) fn signal_store(
+        &self,
+        [warpgroup, lane]: [U32<'k>; 2],
+        (part, complete): (StreamKPart<'k>, Pred<'k>),
+        parity: Var<'k, u32>,
+    ) {
+        let Some(fixups) = self.fixups else { return };
+        let is_stored = self.params.output.is_stored_by_tma(self.cfg.part().columns, None);
+        let k = self.k;
+        k.if_(part.fixup.exists() & is_stored, || {
+            self.staged.empty(warpgroup).wait(parity.get());
+            fixups.signal_store(warpgroup, complete);
+            // No lane may still wait for what the store thread is about to release again.
+            k.sync_warp();
+            k.guard(lane.eq(0), || self.staged.full(warpgroup).arrive());
+            parity.set(parity.live() ^ 1);
+        });
+    }
+
+    /// The store thread's side of the same: whether to store a part. `parity` is its own.
+    fn is_signalled(&self, warpgroup: U32<'k>, part: StreamKPart<'k>, parity: Var<'k, u32>) -> Pred<'k> {
+        let (k, stores) = (self.k, self.k.var(1u32));
+        k.if_(part.fixup.exists(), || {
+            self.staged.full(warpgroup).wait(parity.get());
+            let signalled = self.fixups.map(|fixups| fixups.is_signalled(warpgroup, part));
+            stores.set(signalled.expect("a stream-K kernel").select::<u32>(1, 0));
+            self.staged.empty(warpgroup).arrive();
+            parity.set(parity.live() ^ 1);
+        });
+        stores.get().ne(0)
     }
 
     /// Store pipeline of a warpgroup's part.

@@ -36,6 +36,13 @@ impl<'k> Block<'k, '_> {
                 consumer.multiply_tile(m_subtiles, k_blocks);
                 self.write_fused(warpgroup, &FusedTile::of(&tile), &consumer.accumulators, parity);
             }),
+            Grouping::Dense if self.fixups.is_some() => self.scheduler.for_each_tile(k, |tile| {
+                let (Some(part), Some(fixups)) = (tile.part, self.fixups) else { return };
+                consumer.multiply_tile(m_subtiles, part.end - part.first);
+                let complete = fixups.fix_up(part.fixup, &consumer.accumulators);
+                self.signal_store([warpgroup, self.lane], (part, complete), parity);
+                k.if_(complete, || write([tile.m, tile.n], store_pipeline));
+            }),
             Grouping::Dense => self.scheduler.for_each_dense_tile(k, |m, n| {
                 consumer.multiply_tile(m_subtiles, k_blocks);
                 write([m, n], store_pipeline);

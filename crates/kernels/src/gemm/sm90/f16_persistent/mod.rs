@@ -8,8 +8,8 @@
 //! - store (`epilogue.rs`): one thread for each consumer warpgroup has TMA store what it has staged.
 //!
 //! The tiles may be those of [groups](crate::gemm::scheduler::m_grouped), each with a B of its own, or of [groups along
-//! K](crate::gemm::scheduler::k_grouped), each with a range of K and a D of its own. The
-//! [epilogue](crate::gemm::epilogue::fusion) may be fused.
+//! K](crate::gemm::scheduler::k_grouped), each with a range of K and a D of its own. The tiles of the last wave may be
+//! split by [stream-K](crate::gemm::scheduler::stream_k). The [epilogue](crate::gemm::epilogue::fusion) may be fused.
 
 mod config;
 mod epilogue;
@@ -19,9 +19,11 @@ mod producer;
 use crate::gemm::operand::f16::Major;
 use crate::gemm::persistent::PersistentParams;
 use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::scheduler::stream_k::StreamKParams;
 use crate::gemm::scheduler::tile::TileMessage;
 use crate::gemm::sm90::roles::{PersistentBlock, Role};
-use crate::gemm::sm90::warpgroups::{MATH_REGISTERS, MATH_WARPS, PRODUCER_REGISTERS};
+use crate::gemm::sm90::stream_k::Fixups;
+use crate::gemm::sm90::warpgroups::MATH_WARPS;
 pub use config::Config;
 use config::SharedMap;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, Target, U32};
@@ -32,6 +34,7 @@ struct Block<'k, 'c> {
     persistent: PersistentBlock<'k>,
     cfg: &'c Config,
     map: SharedMap,
+    fixups: Option<Fixups<'k>>,
 }
 
 impl<'k> Deref for Block<'k, '_> {
@@ -56,10 +59,19 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     map.name(k, cfg);
 
     // Tile scheduler, pipelines and their barriers.
-    let scheduler = params.scheduler(k, &shape, shared.at(map.groups));
+    let mut scheduler = params.scheduler(k, &shape, shared.at(map.groups));
+    let stream_k = cfg.stream_k.then(|| StreamKParams::declare(k));
+    if let Some(stream_k) = stream_k {
+        scheduler = scheduler.with_stream_k(k, stream_k, params.gemm.k_blocks);
+    }
     let rings = (cfg.stages, map.barriers, map.output_barriers);
     let persistent = PersistentBlock::new(k, params, scheduler, shared, rings);
-    let block = &Block { persistent, cfg, map };
+    let fixups = stream_k.map(|StreamKParams { workspace, .. }| {
+        let (words, cluster) = (shared.at(map.fixup_words), persistent.scheduler.cluster);
+        let (accumulators, warp) = (cfg.accumulators(), persistent.warp);
+        Fixups { k, workspace, words, accumulators, cluster, warp }
+    });
+    let block = &Block { persistent, cfg, map, fixups };
     let (warp, p) = (block.warp, &block.params);
     let stores = (warp & 1).eq(1) & p.output.is_stored_by_tma(cfg.part().columns, block.epilogue.as_ref());
     block.init_barriers(&[p.a, p.b, p.output.d_map], || {
@@ -77,7 +89,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         Some(groups) => Role::producer_warp(move || block.load_k_grouped_tiles(groups)),
     };
     let store = Role::store(stores, || block.store_tiles());
-    block.run([MATH_REGISTERS, PRODUCER_REGISTERS], [producer, store], || block.consume());
+    block.run(cfg.registers(), [producer, store], || block.consume());
     k.finish()
 }
 

@@ -19,8 +19,10 @@ impl<'k> Block<'k, '_> {
         let cursor = self.pipe.writer();
         // Every stage of a tile: `tell` writes its message before the loads, which `load` issues for a depth of K.
         type Load<'a, 'k> = &'a dyn Fn([Shared<'k>; 2], U32<'k>, MBarrier<'k>);
-        let stages = |reverse_k: Option<Pred<'k>>, tell: &dyn Fn(U32<'k>), load: Load<'_, 'k>| {
-            KOrder::new(reverse_k, [k.constant(0), p.k_blocks], 1).for_each(k, |block| {
+        let all = [k.constant(0), p.k_blocks];
+        type Order<'k> = (Option<Pred<'k>>, [U32<'k>; 2]);
+        let stages = |(reverse_k, blocks): Order<'k>, tell: &dyn Fn(U32<'k>), load: Load<'_, 'k>| {
+            KOrder::new(reverse_k, blocks, 1).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -32,16 +34,19 @@ impl<'k> Block<'k, '_> {
         };
         let gate_up = self.scheduler.gate_up;
         match self.cfg.grouping {
-            Grouping::Dense => self.scheduler.for_each_tile(k, |TileInfo { m, n, reverse_k, .. }| {
-                let boxes = gate_up.map(|gate_up| loads[1].boxes(&gate_up, self.cfg.block_n, n));
-                stages(reverse_k, &|_| {}, &|operands, depth, full| {
-                    if let Some(boxes) = &boxes {
-                        loads[0].load(k, &p.a, [depth, m], operands[0], full);
-                        return loads[1].load_boxes(k, &p.b, (depth, None), boxes, operands[1], full);
-                    }
-                    self.load_stage((&loads, [&p.a, &p.b]), [m, n, depth], operands, full);
-                });
-            }),
+            Grouping::Dense => {
+                self.scheduler.for_each_tile(k, |TileInfo { m, n, part, reverse_k, .. }| {
+                    let boxes = gate_up.map(|gate_up| loads[1].boxes(&gate_up, self.cfg.block_n, n));
+                    let blocks = part.map_or(all, |part| [part.first, part.end]);
+                    stages((reverse_k, blocks), &|_| {}, &|operands, depth, full| {
+                        if let Some(boxes) = &boxes {
+                            loads[0].load(k, &p.a, [depth, m], operands[0], full);
+                            return loads[1].load_boxes(k, &p.b, (depth, None), boxes, operands[1], full);
+                        }
+                        self.load_stage((&loads, [&p.a, &p.b]), [m, n, depth], operands, full);
+                    });
+                })
+            }
             Grouping::K => unreachable!("a warp loads the tiles of a k-grouped kernel"),
             Grouping::Rows => {
                 let once = k.cache_policy(Eviction::First);
@@ -55,7 +60,7 @@ impl<'k> Block<'k, '_> {
                     };
                     let boxes = gate_up.map(|gate_up| of_b.boxes(&gate_up, self.cfg.block_n, n));
                     let tell = |stage| message.store(self.message(stage), [m, n]);
-                    stages(reverse_k, &tell, &|[a, b], depth, full| {
+                    stages((reverse_k, all), &tell, &|[a, b], depth, full| {
                         let rows = (group.end, self.cfg.shape().group_box_rows());
                         loads[0].load_before(k, &p.a, [depth, m, group.slab], rows, a, full);
                         if let Some(boxes) = &boxes {

@@ -1,6 +1,6 @@
 //! Configuration of the persistent FP8 kernel, and its shared-memory map.
 
-use super::{scales_1d1d, stream_k};
+use super::scales_1d1d;
 use crate::common::pipeline::Pipeline;
 use crate::common::{BLOCK_K, WARPGROUP};
 use crate::gemm::dynamic_tensor_maps::DynamicTensorMaps;
@@ -16,6 +16,7 @@ use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::stream_k::{StreamK, UNIT};
 use crate::gemm::sm90::scale_pipeline::{ScalePipeline, ScaleShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
+use crate::gemm::sm90::stream_k;
 use crate::gemm::sm90::warpgroups::{
     ConsumerTile, MATH_REGISTERS, MATH_WARPGROUPS, PRODUCER_REGISTERS, THREADS,
 };

@@ -156,6 +156,14 @@ impl<'k> Block<'k, '_> {
         }
     }
 
+    /// Runs `body` where the accumulators are those of the whole tile.
+    fn if_complete(&self, tile: &OutputTile<'k>, body: impl FnOnce()) {
+        match tile.complete {
+            Some(complete) => self.k.if_(complete, body),
+            None => body(),
+        }
+    }
+
     fn write_rounded(
         &self,
         (tile, first_row): (&OutputTile<'k>, U32<'k>),
@@ -169,7 +177,9 @@ impl<'k> Block<'k, '_> {
         let parts: Vec<_> = panels.zip(accumulators.iter().copied()).collect();
         let by_tma = || {
             let stage = || {
-                self.signal_store(tile);
+                if let (Some(fixups), Some(complete)) = (self.fixups, tile.complete) {
+                    fixups.signal_store(tile.warpgroup, complete);
+                }
                 self.if_complete(tile, || {
                     parts.iter().for_each(|(part, accumulators)| part.stage(k, accumulators))
                 });
@@ -243,7 +253,8 @@ impl<'k> Block<'k, '_> {
                 }
             };
             let pass = tile.pass;
-            let complete = tile.part.map(|part| self.is_signalled(warpgroup, part));
+            let signalled = |part| Some(self.fixups?.is_signalled(warpgroup, part));
+            let complete = tile.part.and_then(signalled);
             let at = [row, tile.n];
             let tile = OutputTile { warpgroup, at, end, slab, group: None, k_blocks, pass, complete };
             self.if_complete(&tile, || self.store_staged(&tile));

@@ -54,7 +54,10 @@ impl<'k> Block<'k, '_> {
                     consumer.load_first_scales();
                 }),
             }
-            let complete = fixup.map(|slot| self.fix_up(slot, &consumer.accumulators));
+            let complete = fixup.map(|slot| {
+                let fixups = self.fixups.expect("a stream-K kernel");
+                fixups.fix_up(slot, &consumer.accumulators)
+            });
             self.write((&OutputTile { complete, ..tile }, first_row), &consumer.accumulators, parity);
         };
         match follows {

@@ -10,7 +10,7 @@
 //!
 //! GEMMs may be [m-grouped](crate::gemm::scheduler::m_grouped), each group with a B of its own, or
 //! [k-grouped](crate::gemm::scheduler::k_grouped). The tiles of the last wave may be split by
-//! [stream-K](crate::gemm::scheduler::stream_k) (`stream_k.rs`), or clusters fetch tiles from the
+//! [stream-K](crate::gemm::scheduler::stream_k), or clusters fetch tiles from the
 //! [dynamic scheduler](crate::gemm::scheduler::dynamic). The [epilogue](crate::gemm::epilogue::fusion) may be fused.
 
 mod config;
@@ -18,7 +18,6 @@ mod epilogue;
 mod mainloop;
 mod producer;
 mod scales_1d1d;
-mod stream_k;
 
 use crate::common::BLOCK_K;
 use crate::gemm::operand::fp8::SCALE_GROUP;
@@ -29,6 +28,7 @@ use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::stream_k::{StreamKParams, UNIT};
 use crate::gemm::sm90::roles::{PersistentBlock, Role};
 use crate::gemm::sm90::scale_pipeline::ScalePipeline;
+use crate::gemm::sm90::stream_k::Fixups;
 use crate::gemm::sm90::warpgroups::MATH_WARPS;
 pub use config::Config;
 use config::SharedMap;
@@ -41,7 +41,7 @@ struct Block<'k, 'c> {
     cfg: &'c Config,
     map: SharedMap,
     scales: ScalePipeline<'k>,
-    stream_k: Option<StreamKParams<'k>>,
+    fixups: Option<Fixups<'k>>,
 }
 
 impl<'k> Deref for Block<'k, '_> {
@@ -88,7 +88,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let scales = ScalePipeline::new(k, cfg.scales(), slots, slot_barriers, &params.gemm);
     let rings = (cfg.stages, map.barriers, map.output_barriers);
     let persistent = PersistentBlock::new(k, params, scheduler, shared, rings);
-    let block = &Block { persistent, cfg, map, scales, stream_k };
+    let fixups = stream_k.map(|StreamKParams { workspace, .. }| {
+        let (words, cluster) = (shared.at(map.fixup_words), persistent.scheduler.cluster);
+        let (accumulators, warp) = (cfg.accumulators(), persistent.warp);
+        Fixups { k, workspace, words, accumulators, cluster, warp }
+    });
+    let block = &Block { persistent, cfg, map, scales, fixups };
     let (warp, p) = (block.warp, &block.params);
     let stores = match cfg.scales_of_b {
         ScalesOfB::Blocks => (warp & 1).eq(1),

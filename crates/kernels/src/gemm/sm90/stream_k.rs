@@ -1,13 +1,12 @@
-//! Stream-K fix-up: of two blocks that have each computed some K blocks of a tile, one leaves its accumulators in the
-//! workspace, the other adds them to its own.
+//! Stream-K fix-up of persistent kernels: of two blocks that have each computed some K blocks of a tile, one leaves its
+//! accumulators in the workspace, the other adds them to its own.
 
-use super::Block;
-use super::epilogue::OutputTile;
+use super::warpgroups::MATH_WARPGROUPS;
 use crate::common::WARPGROUP;
+use crate::gemm::scheduler::ClusterPosition;
 use crate::gemm::scheduler::stream_k::{FixupSlot, StreamKPart};
-use crate::gemm::sm90::warpgroups::MATH_WARPGROUPS;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
-use oxigemm_ptx::{Global, Pred, Shared, U32, Var};
+use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32, Var};
 
 /// Bytes of shared memory: for each consumer warpgroup a word of its own, and one that tells its store thread whether
 /// to store.
@@ -22,9 +21,23 @@ fn swapped<T>([a, b, c, d]: [T; 4]) -> [T; 4] {
     [b, a, d, c]
 }
 
-impl<'k> Block<'k, '_> {
+/// Fix-ups of a block's consumer warpgroups.
+#[derive(Clone, Copy)]
+pub(super) struct Fixups<'k> {
+    pub k: &'k Kernel,
+    pub workspace: Global<'k>,
+    /// [`SHARED_BYTES`] of shared memory.
+    pub words: Shared<'k>,
+    /// Accumulators of a block.
+    pub accumulators: u32,
+    pub cluster: ClusterPosition<'k>,
+    /// This thread's warp.
+    pub warp: U32<'k>,
+}
+
+impl<'k> Fixups<'k> {
     fn word(&self, warpgroup: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.map.fixup_words).at(warpgroup * 4)
+        self.words.at(warpgroup * 4)
     }
 
     fn store_word(&self, warpgroup: U32<'k>) -> Shared<'k> {
@@ -33,12 +46,12 @@ impl<'k> Block<'k, '_> {
 
     /// Makes the accumulators of a part those of the whole tile, if the other part has been computed; says whether they
     /// are. All threads of a consumer warpgroup call it.
-    pub(super) fn fix_up(&self, slot: FixupSlot<'k>, accumulators: &[Vec<Var<'k, f32>>]) -> Pred<'k> {
-        let (k, stream_k) = (self.k, self.stream_k.expect("a stream-K kernel"));
+    pub fn fix_up(&self, slot: FixupSlot<'k>, accumulators: &[Vec<Var<'k, f32>>]) -> Pred<'k> {
+        let k = self.k;
         let complete = k.var(1u32);
         k.if_(slot.exists(), || {
-            let (warpgroup, blocks) = (self.warp >> 2, self.scheduler.cluster.rank_and_size());
-            let fixup = slot.of(stream_k.workspace, blocks, warpgroup, self.cfg.accumulators());
+            let (warpgroup, blocks) = (self.warp >> 2, self.cluster.rank_and_size());
+            let fixup = slot.of(self.workspace, blocks, warpgroup, self.accumulators);
             let accumulators: Vec<_> = accumulators.iter().flatten().copied().collect();
             complete.set(0);
             // The owner comes second as a rule, and then leaves nothing.
@@ -101,24 +114,14 @@ impl<'k> Block<'k, '_> {
         to.set(word.load::<u32>());
     }
 
-    /// Runs `body` where the accumulators are those of the whole tile.
-    pub(super) fn if_complete(&self, tile: &OutputTile<'k>, body: impl FnOnce()) {
-        match tile.complete {
-            Some(complete) => self.k.if_(complete, body),
-            None => body(),
-        }
-    }
-
-    /// Tells the store thread whether there is something to store.
-    pub(super) fn signal_store(&self, tile: &OutputTile<'k>) {
-        if let Some(complete) = tile.complete {
-            let (word, stores) = (self.store_word(tile.warpgroup), complete.select::<u32>(1, 0));
-            self.k.guard(self.leads(), || word.store(stores));
-        }
+    /// Tells the store thread of a warpgroup whether there is something to store.
+    pub fn signal_store(&self, warpgroup: U32<'k>, complete: Pred<'k>) {
+        let (word, stores) = (self.store_word(warpgroup), complete.select::<u32>(1, 0));
+        self.k.guard(self.leads(), || word.store(stores));
     }
 
     /// Whether the store thread is to store a part.
-    pub(super) fn is_signalled(&self, warpgroup: U32<'k>, part: StreamKPart<'k>) -> Pred<'k> {
+    pub fn is_signalled(&self, warpgroup: U32<'k>, part: StreamKPart<'k>) -> Pred<'k> {
         !part.fixup.exists() | self.store_word(warpgroup).load::<u32>().ne(0)
     }
 }
