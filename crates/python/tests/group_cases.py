@@ -59,10 +59,14 @@ class Case(NamedTuple):
         weights, biases = [], []
         for n, k in ((both, COLUMNS), (COLUMNS, INNER)):
             exact = torch.randn(EXPERTS, n, k, generator=random)
-            blocks = -(-n // 128), -(-k // 128)
+            blocks = (n, k // 32) if self.recipe == "mxfp4" else (-(-n // 128), -(-k // 128))
             scales = torch.exp2(torch.randint(-5, -2, (EXPERTS, *blocks), generator=random).float())
-            codes = exact.to(torch.float8_e4m3fn)
-            weights.append((codes, scales) if self.recipe == "fp8" else (exact / 16).bfloat16())
+            if self.recipe == "mxfp4":
+                # Two codes in a byte, of any bits.
+                codes = torch.randint(0, 256, (EXPERTS, n, k // 2), generator=random, dtype=torch.uint8)
+            else:
+                codes = exact.to(torch.float8_e4m3fn)
+            weights.append((exact / 16).bfloat16() if self.recipe == "bf16" else (codes, scales))
             biases.append(torch.randn(EXPERTS, n, generator=random) if self.biases else None)
         return weights, tuple(biases)
 
@@ -78,6 +82,9 @@ CASES = {
     "bf16": Case(),
     "fp8": Case(recipe="fp8"),
     "bf16 with gate and biases": Case(gate=(1.702, 7.0, 1.0), biases=True),
+    "mxfp4": Case(recipe="mxfp4"),
+    "mxfp4 with gate and biases": Case(recipe="mxfp4", gate=(1.702, 7.0, 1.0), biases=True),
+    "mxfp4 of quantized tokens": Case(recipe="mxfp4", quantized=True),
     "fp8 without gate": Case(recipe="fp8", gated=False),
     "one expert": Case(routing="one expert", recipe="fp8"),
     "one rank": Case(routing="one rank", recipe="fp8"),
@@ -176,7 +183,7 @@ def further(rank):
 def mega(rank):
     """Calls of Mega MoE, as engines make them: y has a row where there is no token."""
     found = {}
-    for recipe, mma_type in (("fp8", "fp8xfp8"), ("bf16", "bf16xbf16")):
+    for recipe, mma_type in (("fp8", "fp8xfp8"), ("mxfp4", "fp8xfp4"), ("bf16", "bf16xbf16")):
         (x, ids, factors, w1, w2), _ = arguments(CASES[recipe], rank)
         count = len(x)
         sizes = EXPERTS, max(CASES[recipe].counts), CHOICES, COLUMNS, INNER
@@ -185,9 +192,10 @@ def mega(rank):
         staged = buffer.topk_idx, buffer.topk_weights
         y, stats = torch.zeros(max(count, 1), COLUMNS).bfloat16(), torch.zeros(LOCAL, dtype=torch.int32)
         w1, w2 = deep_gemm.transform_weights_for_mega_moe(w1, w2)
-        if recipe == "fp8":
+        if recipe != "bf16":
             deep_gemm.mega_moe_pre_dispatch_sm90(x, ids, factors, buffer.x, buffer.x_sf, *staged)
-            deep_gemm.fp8_mega_moe(y, w1, w2, buffer, stats)
+            function = deep_gemm.fp8_mega_moe if recipe == "fp8" else deep_gemm.fp8_fp4_mega_moe
+            function(y, w1, w2, buffer, stats)
         else:
             buffer.x[:count].copy_(x)
             staged[0][:count].copy_(ids)

@@ -1,5 +1,7 @@
 """Mixture of experts: permute and unpermute."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -133,25 +135,66 @@ def experts_of(recipe, gated, seed):
     return found
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "bf16"])
-@pytest.mark.parametrize("gated, gate", [(True, None), (True, (1.702, 7.0, 1.0)), (False, None)])
-def test_forward_is_the_mixture(device, recipe, gated, gate):
-    (w1, first), (w2, second) = experts_of(recipe, gated, 3)
-    x, factors = normals(11, 256).astype(BF16), np.abs(normals(11, 2, seed=4))
-    ids = choices(11, 2, 3)
-    activation = "silu" if gated else "relu_squared"
-    out = run(device, "forward", x, ids, factors, w1, w2, activation=activation, gated=gated, gate=gate)
+def hidden_of(hidden, activation, gated, gate):
+    """What lies between the products, of what the first one gives."""
     slope, limit, offset = gate or (1.0, np.inf, 0.0)
-    exact = np.zeros((11, 256))
+    if not gated:
+        return np.maximum(hidden, 0) ** 2
+    inner = len(hidden) // 2
+    g, up = np.minimum(hidden[:inner], limit), np.clip(hidden[inner:], -limit, limit)
+    if activation == "gelu":
+        return g * 0.5 * (1 + np.vectorize(math.erf)(g / math.sqrt(2))) * up
+    if activation == "gelu_tanh":
+        return g * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * up
+    return g / (1 + np.exp(-slope * g)) * (up + offset)
+
+
+#: The activation, whether it has gates, what these do, and whether experts have biases.
+BETWEEN = {
+    "SwiGLU": ("silu", True, None, False),
+    "gpt-oss": ("silu", True, (1.702, 7.0, 1.0), True),
+    "GeGLU": ("gelu", True, None, False),
+    "GeGLU by tanh": ("gelu_tanh", True, None, False),
+    "squared ReLU": ("relu_squared", False, None, False),
+}
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "bf16"])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_forward_is_the_mixture(device, recipe, between):
+    activation, gated, gate, biased = BETWEEN[between]
+    (w1, first), (w2, second) = experts_of(recipe, gated, 3)
+    # Some gates and ups are beyond the limits, on either side.
+    x, factors = (4 * normals(11, 256)).astype(BF16), np.abs(normals(11, 2, seed=4))
+    ids = choices(11, 2, 3)
+    biases = [normals(3, weight.shape[1], seed=5) if biased else None for weight in (first, second)]
+    named = dict(biases=tuple(biases), activation=activation, gated=gated, gate=gate)
+    out = run(device, "forward", x, ids, factors, w1, w2, **named)
+    exact, beyond = np.zeros((11, 256)), 0
     for token, choice in np.argwhere(ids >= 0):
         expert = ids[token, choice]
-        hidden = first[expert] @ x[token].astype(np.float64)
-        if gated:
-            g, up = np.minimum(hidden[:128], limit), np.clip(hidden[128:], -limit, limit)
-            hidden = g / (1 + np.exp(-slope * g)) * (up + offset)
-        else:
-            hidden = np.maximum(hidden, 0) ** 2
-        exact[token] += factors[token, choice] * (second[expert] @ hidden)
+        hidden = first[expert] @ x[token].astype(np.float64) + (biases[0][expert] if biased else 0)
+        beyond += (np.abs(hidden) > 7).sum()
+        hidden = hidden_of(hidden, activation, gated, gate)
+        exact[token] += factors[token, choice] * (second[expert] @ hidden + (biases[1][expert] if biased else 0))
+    assert beyond > 10
+    assert calc_diff(out, exact) < (2e-3 if recipe == "fp8" else 1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "bf16"])
+def test_a_shared_expert_is_a_last_choice(device, recipe):
+    (w1, first), (w2, second) = experts_of(recipe, True, 3)
+    x, factors = normals(9, 256).astype(BF16), np.abs(normals(9, 2, seed=4))
+    # Two experts are chosen from, and the last one is every token's.
+    ids = np.concatenate([choices(9, 1, 2), np.full((9, 1), 2, np.int32)], 1)
+    factors[:, 1] = 1
+    out = run(device, "forward", x, ids, factors, w1, w2)
+    mlp = lambda expert, token: second[expert] @ hidden_of(first[expert] @ token, "silu", True, None)  # noqa: E731
+    exact = np.stack([mlp(2, token) for token in x.astype(np.float64)])
+    assert calc_diff(out[:1], exact[:1]) < (2e-3 if recipe == "fp8" else 1e-5), "a token that is routed nowhere"
+    for token in range(9):
+        if ids[token, 0] >= 0:
+            exact[token] += factors[token, 0] * mlp(ids[token, 0], x[token].astype(np.float64))
     assert calc_diff(out, exact) < (2e-3 if recipe == "fp8" else 1e-5)
 
 

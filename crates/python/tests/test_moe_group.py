@@ -1,5 +1,6 @@
 """``moe.forward`` with a group of torch.distributed: four processes on the CPU."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import torch
 import oxigemm
 from oxigemm import moe
 
+import absent_rank
 from group_cases import CASES, COLUMNS, DISAGREEMENTS, EXPERTS, LOCAL, RANKS, REFUSALS
 
-SCRIPT = os.path.join(os.path.dirname(__file__), "group_cases.py")
+TESTS = os.path.dirname(__file__)
 RIGHT = [name for name, case in CASES.items() if case.wrong is None]
 
 
@@ -20,24 +22,22 @@ RIGHT = [name for name, case in CASES.items() if case.wrong is None]
 def found(tmp_path_factory):
     """What came out of every call on every rank: one start of four processes for all tests."""
     directory = tmp_path_factory.mktemp("group")
+    start_ranks("group_cases.py", RANKS, lambda rank: [str(rank), str(directory)])
+    return [torch.load(directory / f"rank{rank}") for rank in range(RANKS)]
+
+
+def start_ranks(script, ranks, arguments):
+    """Processes of a program on the CPU, until all have ended."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OXIGEMM_DEVICE": "cpu"}
-    runs = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), str(directory)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(RANKS)
-    ]
+    start = lambda rank: [sys.executable, os.path.join(TESTS, script), *arguments(rank)]  # noqa: E731
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    runs = [subprocess.Popen(start(rank), **pipes) for rank in range(ranks)]
     try:
         texts = [run.communicate(timeout=300)[0] for run in runs]
     finally:
         for run in runs:
             run.kill()
-    assert [run.returncode for run in runs] == [0] * RANKS, texts
-    return [torch.load(directory / f"rank{rank}") for rank in range(RANKS)]
+    assert [run.returncode for run in runs] == [0] * ranks, "\n".join(texts)
 
 
 def tokens_of(case, rank):
@@ -97,7 +97,7 @@ def test_an_output_that_is_given_and_rows_of_another_pitch(found):
         expect_same(found[rank]["given output"], by_ranks(CASES["fp8"], rank))
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "bf16"])
+@pytest.mark.parametrize("recipe", ["fp8", "mxfp4", "bf16"])
 def test_mega_moe_of_all_ranks(found, recipe):
     case = CASES[recipe]
     ids = torch.cat([case.tokens(rank)[1] for rank in range(RANKS)])
@@ -149,6 +149,25 @@ def test_what_one_rank_refuses_fails_on_all(found, name):
     assert kind in ("ArgumentError", "ArgumentTypeError") and argument == REFUSALS[name], text
     expected = f"`group` has no result: rank 1 refused its arguments: {text}"
     assert others == {("ArgumentError", "group", expected)}
+
+
+@pytest.fixture(scope="module")
+def without_one(tmp_path_factory):
+    """What calls gave to which the last of three ranks did not come."""
+    directory = tmp_path_factory.mktemp("absent")
+    start_ranks("absent_rank.py", absent_rank.RANKS, lambda rank: [str(rank), str(directory)])
+    read = lambda name: json.loads((directory / name).read_text(encoding="utf-8"))  # noqa: E731
+    return {how: [read(f"{how}{rank}") for rank in range(absent_rank.RANKS - 1)] for how in absent_rank.HOW}
+
+
+@pytest.mark.parametrize("how", absent_rank.HOW)
+def test_a_rank_that_does_not_come_is_named(without_one, how):
+    for rank, ((kind, argument, text), seconds) in enumerate(without_one[how]):
+        assert (kind, argument) == ("OxigemmError", "group"), text
+        beginning = f"`group` has no result: rank {absent_rank.RANKS - 1} did not come within "
+        assert text.startswith(beginning) and f" s to rank {rank};" in text, text
+        # The timeout of an exchange or two, and the time in which the others find each other: no half hour.
+        assert seconds < 10 * absent_rank.SECONDS, text
 
 
 @pytest.mark.parametrize("group", [None, 4, "gloo", object()])

@@ -1,5 +1,7 @@
 """Mixtures on GPUs that reach each other's memory: a group of one in the simulator, from numpy."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,59 @@ def test_tokens_that_are_quantized_already_have_the_same_bits():
     with pytest.raises(TypeError) as caught:
         moe.forward((x, group.scales[:TOKENS]), ids, factors, w1, w2)
     assert caught.value.argument == "x"
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_group_takes_quantized_tokens(framework, simulator):
+    (x, ids, factors), weights = routed(), weights_of("float8_e4m3fn")
+    expected = moe.forward(x, ids, factors, *weights)
+    quantized = oxigemm.quantization.quantize(x, "1x128", power_of_two=simulator == "sim:sm_100a")
+    group, on_device = group_of("float8_e4m3fn"), lambda one: one
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        from on_torch import DTYPES
+
+        on_device = lambda one: torch.from_numpy(one.view(np.uint8).copy()).view(DTYPES[one.dtype])  # noqa: E731
+        buffer = torch.zeros(len(group.buffer), dtype=torch.uint8)
+        group = moe.PeerGroup(buffer, [buffer.data_ptr()], rank=0, **SIZES)
+    pair, ids, factors = tuple(map(on_device, quantized)), on_device(ids), on_device(factors)
+    found = moe.forward(pair, ids, factors, *(tuple(map(on_device, weight)) for weight in weights), group=group)
+    group.check()
+    found = found if framework == "numpy" else found.view(torch.int16).numpy().view(BF16)
+    assert (found.view(np.uint16) == expected.view(np.uint16)).all() and found.any()
+    group.publish(pair, ids, factors, 2.0)
+    assert (group.ids[:TOKENS] == ids).all() and (group.weights[:TOKENS] == 2 * factors).all()
+
+
+def test_what_is_wrong_with_quantized_tokens_is_named():
+    (x, ids, factors), (w1, w2) = routed(), weights_of("float8_e4m3fn")
+    group, half = group_of("float8_e4m3fn"), group_of("bfloat16")
+    codes, scales = oxigemm.quantization.quantize(x, "1x128")
+    many = np.zeros((9, COLUMNS), E4M3), np.zeros((9, COLUMNS // 128), np.float32)
+    for call, argument in [
+        (lambda: moe.forward((codes, scales), ids, factors, w1, w2, group=half), "x"),
+        (lambda: moe.forward((codes, scales, scales), ids, factors, w1, w2, group=group), "x"),
+        (lambda: moe.forward((x, scales), ids, factors, w1, w2, group=group), "x"),
+        (lambda: moe.forward((codes[:, :128], scales), ids, factors, w1, w2, group=group), "x"),
+        (lambda: moe.forward(many, ids, factors, w1, w2, group=group), "x"),
+        (lambda: moe.forward((codes, scales[:, :1]), ids, factors, w1, w2, group=group), "scales"),
+        (lambda: moe.forward((codes, scales.astype(np.int32)), ids, factors, w1, w2, group=group), "scales"),
+        (lambda: moe.forward((codes, None), ids, factors, w1, w2, group=group), "scales"),
+        (lambda: moe.forward((codes, scales), ids[:4], factors, w1, w2, group=group), "ids"),
+        (lambda: moe.forward((codes, scales), ids.astype(np.int64), factors, w1, w2, group=group), "ids"),
+        (lambda: moe.forward((codes, scales), ids, factors[:, :1], w1, w2, group=group), "weights"),
+        (lambda: moe.forward((codes, scales), ids, factors.tolist(), w1, w2, group=group), "weights"),
+        (lambda: group.publish((codes,), ids, factors), "x"),
+    ]:
+        with pytest.raises(oxigemm.OxigemmError) as caught:
+            call()
+        assert caught.value.argument == argument, caught.value
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        with pytest.raises(ValueError, match="`ids` is on the wrong device: .* found a torch tensor on cpu"):
+            group.publish((codes, scales), torch.from_numpy(ids), factors)
+    # Nothing of a call that was refused is in the buffer.
+    assert not group.weights.any() and not group.scales.any()
 
 
 def test_no_tokens_and_a_factor_of_weights():

@@ -14,7 +14,7 @@ import transformers
 from conftest import HAS_GPU
 
 import oxigemm
-from oxigemm import deep_gemm, moe
+from oxigemm import deep_gemm
 from oxigemm.integrations import transformers as integration
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "transformers_client.py")
@@ -172,17 +172,51 @@ def test_a_choice_that_is_no_expert_adds_nothing():
     assert (found[2] == 0).all() and client.cosine(found, expected) > 0.999
 
 
-def test_experts_of_another_form_are_transformers_own(monkeypatch):
+#: Changes of fused experts, and whether they still are: then the gate that the epilogue gets.
+FORMS = {
+    "as they are": ({}, True, None),
+    "limit": ({"limit": 1.0}, True, (1.0, 1.0, 0.0)),
+    "slope and limit": ({"swiglu_alpha": 1.702, "swiglu_limit": 7.0, "limit": 7.0}, True, (1.702, 7.0, 1.0)),
+    "softcap": ({"gate_softcap": 5.0}, False, None),
+    "another activation": ({"act_fn": torch.nn.GELU()}, False, None),
+    "static scales": ({"activation_scheme": "static"}, False, None),
+    "biases": ({"has_bias": True}, False, None),
+    "blocks of 64": ({"block_size": (64, 64)}, False, None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_of_another_form_are_transformers_own(form, monkeypatch):
     model = client.bf16_model("qwen3-moe", DEVICE, **SMALL["qwen3-moe"])
     experts = prepared(model, "fused").model.layers[0].mlp.experts
-    experts.limit = 1.0
-    called = []
-    monkeypatch.setattr(moe, "permute", lambda *arguments: called.append(arguments))
+    changes, is_fused, gate = FORMS[form]
+    for name, value in changes.items():
+        setattr(experts, name, value)
+    ours, theirs, routed = [], [], integration.routed
+    monkeypatch.setattr(integration, "routed", lambda *given: ours.append(given) or routed(*given))
+    answer = torch.randn(5, 256, device=DEVICE, dtype=torch.bfloat16)
+    monkeypatch.setattr(client.table, "deepgemm_fp8_fp4_experts_forward", lambda *given: theirs.append(given) or answer)
     x = torch.randn(5, 256, device=DEVICE, dtype=torch.bfloat16)
     ids = torch.zeros(5, 2, device=DEVICE, dtype=torch.int64)
     with torch.no_grad():
-        experts(x, ids, torch.ones(5, 2, device=DEVICE))
-    assert not called
+        found = experts(x, ids, torch.ones(5, 2, device=DEVICE))
+    assert (len(ours), len(theirs)) == ((1, 0) if is_fused else (0, 1))
+    assert ours[0][-1] == gate if is_fused else found is answer
+
+
+@pytest.mark.parametrize("changes", [{}, {"limit": 0.5}, {"swiglu_alpha": 1.702, "swiglu_limit": 0.5, "limit": 0.5}])
+def test_fused_gates_are_those_of_transformers(changes):
+    model = client.bf16_model("qwen3-moe", DEVICE, **SMALL["qwen3-moe"])
+    experts = prepared(model, "fused").model.layers[0].mlp.experts
+    for name, value in changes.items():
+        setattr(experts, name, value)
+    # Tokens so large that many gates and ups are beyond the limits.
+    x = 100 * torch.randn(5, 256, device=DEVICE, dtype=torch.bfloat16)
+    ids = torch.tensor([[0, 1], [2, 7], [3, 4], [3, 3], [7, 0]], device=DEVICE)
+    with torch.no_grad():
+        found = experts(x, ids, torch.ones(5, 2, device=DEVICE))
+        expected = client.table.deepgemm_fp8_fp4_experts_forward(experts, x, ids, torch.ones(5, 2, device=DEVICE))
+    assert client.cosine(found, expected) > 0.999
 
 
 def test_what_is_not_installed_is_not_fused():

@@ -7,8 +7,11 @@ without a group, on each rank for its own experts.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import time
+import weakref
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +19,7 @@ import torch.distributed as dist
 from . import _call, moe
 from ._arrays import dtype_name, expect_elements, expect_matrix
 from ._moe_experts import Biases, Experts, Gate, Weight, experts_of
-from .errors import ArgumentError, ArgumentTypeError
+from .errors import ArgumentError, ArgumentTypeError, OxigemmError
 from .quantization import gather_quantize
 
 #: What ``moe.forward`` has besides tokens: weights, biases, the activation, whether it has gates, and what these do.
@@ -30,6 +33,10 @@ _CALL_BYTES = 1024
 _QUANTIZED_COLUMNS = 16
 #: Characters of an error that other ranks get to read.
 _REASON = 300
+#: Seconds in which ranks find each other after a collective has failed, and between two looks.
+_ROLL_CALL, _LOOK = 2.0, 0.05
+#: How many calls each group has made: the same on all its ranks.
+_calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class Tokens(NamedTuple):
@@ -76,6 +83,7 @@ def forward(group: Any, called: Tuple[Any, Any, Any], layer: Layer, out: Optiona
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     tokens = Tokens.of(*called)
     _refuse_capture(tokens.x)
+    _calls[group] = _calls.get(group, 0) + 1
     packed, refusal = None, None
     try:
         _check(group, ranks, tokens, layer, out)
@@ -218,11 +226,48 @@ def _gather(call: Dict[str, Any], packed: Optional[Any], ranks: int, group: Any)
     ends = torch.zeros(ranks, dtype=torch.int32) if packed is None else packed.ends
     own = torch.cat([text.to(device), ends.to(device).view(torch.uint8)])
     found = torch.empty((ranks, len(own)), dtype=torch.uint8, device=device)
-    dist.all_gather(list(found.unbind()), own, group=group)
+    with _naming_absent(group):
+        dist.all_gather(list(found.unbind()), own, group=group)
     texts, ends = found.cpu().split([_CALL_BYTES, len(own) - _CALL_BYTES], 1)
     ends = ends.contiguous().view(torch.int32)
     rows = ends.diff(dim=1, prepend=ends.new_zeros(ranks, 1))
     return [bytes(text.tolist()) for text in texts], rows.tolist()
+
+
+@contextlib.contextmanager
+def _naming_absent(group: Any) -> Iterator[None]:
+    """Names the ranks that did not come to a collective, if it fails. One that does not fail costs nothing more."""
+    start = time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:
+        absent = _absent(group)
+        if not absent:
+            raise
+        ranks = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
+        waited = f"{time.monotonic() - start:.1f} s"
+        message = f"`group` has no result: {ranks} did not come within {waited} to rank {dist.get_rank(group)}"
+        raise OxigemmError(f"{message}; all ranks make the same calls ({_plain(str(error))})", "group") from error
+
+
+def _absent(group: Any) -> List[int]:
+    """The ranks whose collective of this call has not failed: they have not come. No rank if that cannot be told.
+
+    Every rank whose collective fails says so in the store that the group was made with.
+    """
+    ranks, call = range(dist.get_world_size(group)), _calls[group]
+    came: Optional[Set[int]] = None
+    try:
+        _, store = dist.distributed_c10d._world.pg_map[group]
+        store.set(f"oxigemm/moe/{call}/{dist.get_rank(group)}", "failed")
+        end = time.monotonic() + _ROLL_CALL
+        while came is None or (len(came) < len(ranks) and time.monotonic() < end):
+            came = {rank for rank in ranks if store.check([f"oxigemm/moe/{call}/{rank}"])}
+            time.sleep(_LOOK)
+    except (AttributeError, KeyError, RuntimeError):
+        # The store may have been that of a rank that is gone, also in between.
+        pass
+    return [] if came is None else [rank for rank in ranks if rank not in came]
 
 
 def _expect_agreement(texts: List[bytes]) -> None:
@@ -254,7 +299,8 @@ def _exchange(parts: Sequence[Any], sent: List[int], received: List[int], group:
     staged = joined.is_cuda and _backends(group)["cuda"] == "gloo"
     joined, device = joined.cpu() if staged else joined, joined.device
     found = joined.new_empty(sum(received), joined.shape[1])
-    dist.all_to_all_single(found, joined, received, sent, group=group)
+    with _naming_absent(group):
+        dist.all_to_all_single(found, joined, received, sent, group=group)
     widths = [0 if row is None else row.shape[1] for row in rows]
     found = found.to(device).split(widths, 1)
     return [None if part is None else each.contiguous().view(part.dtype) for each, part in zip(found, parts)]

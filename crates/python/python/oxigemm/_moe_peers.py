@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import empty, expect_bool, expect_elements, expect_int, expect_matrix, expect_shape, is_torch
+from ._arrays import dtype_name, empty, expect_bool, expect_elements, expect_int, expect_matrix, expect_shape, is_torch
 from ._moe_experts import Biases, Experts, Gate, Weight, experts_of
 from .errors import ArgumentError, ArgumentTypeError
 
@@ -116,16 +116,45 @@ class PeerGroup:
         """Puts this rank's tokens into its buffer, quantized if they travel so: two kernels, or one.
 
         ``x`` is bfloat16 [T, K], ``ids`` int32 [T, topk], experts of all ranks, ``weights`` float32 [T, topk]; each
-        weight is multiplied by ``factor``.
+        weight is multiplied by ``factor``. Where tokens travel quantized, ``x`` may be a pair: e4m3 with the scales
+        that the group has, on the device of its buffer. It is copied as it is, also after ``check`` has found trouble.
 
         >>> group.publish(hidden_states, ids, weights)
         """
-        if _call.is_compiling():
+        if isinstance(x, (tuple, list)):
+            self._publish_quantized(x, ids, weights, factor)
+        elif _call.is_compiling():
             (counts, flags), ops = self._sizes, _call.ops()
             rank = self.buffer, list(counts), list(flags), self.rank, self.timeout
             ops.moe_group_publish(*rank, x, ids, weights, factor)
         else:
             _C.moe_group_publish(self._self, x, (ids, weights), factor)
+
+    def _publish_quantized(self, x: Any, ids: Any, weights: Any, factor: float) -> None:
+        if self.dtype == "bfloat16" or len(x) != 2:
+            pair = "" if self.dtype == "bfloat16" else ", or codes and scales"
+            message = f"`x` has the wrong type: expected bfloat16 tokens{pair}, found {len(x)} values"
+            raise ArgumentTypeError(message, "x")
+        tokens = expect_shape("x", x[0], 2)[0]
+        if tokens > self.tokens:
+            message = f"`x` has the wrong shape: expected up to {self.tokens} rows, found {tuple(x[0].shape)}"
+            raise ArgumentError(message, "x")
+        parts = {"x": self.x, "scales": self.scales, "ids": self.ids, "weights": self.weights}
+        given = dict(zip(parts, (*x, ids, weights)))
+        for name, part in parts.items():
+            array, dims = given[name], (tokens, part.shape[1])
+            expect_elements(name, array, ("int32",) if name == "ids" else (dtype_name(part.dtype),))
+            if tuple(array.shape) != dims:
+                message = f"`{name}` has the wrong shape: expected {dims}, found {tuple(array.shape)}"
+                raise ArgumentError(message, name)
+            if _place(array) != _place(part):
+                expected = f"{_place(part)}, as `buffer` is"
+                message = f"`{name}` is on the wrong device: expected {expected}, found {_place(array)}"
+                raise ArgumentError(message, name)
+        for name, part in parts.items():
+            part[:tokens] = given[name].detach() if is_torch(part) else given[name]
+        if factor != 1.0:
+            self.weights[:tokens] *= factor
 
     def forward(
         self,
@@ -176,7 +205,7 @@ class PeerGroup:
 
     def routed(self, x: Any, ids: Any, weights: Any, experts: Experts, out: Optional[Any]) -> Any:
         """``publish`` and ``forward``: what ``moe.forward`` does with a group."""
-        tokens, _ = expect_matrix("x", x)
+        tokens, _ = expect_matrix("x", x[0] if isinstance(x, (tuple, list)) and len(x) == 2 else x)
         self.publish(x, ids, weights)
         return self._forward(tokens, experts, None, None, out)
 
@@ -245,6 +274,10 @@ def _seconds(timeout: Any) -> float:
     if not timeout > 0:
         raise ArgumentError(f"`timeout` is out of range: expected more than 0 seconds, found {timeout}", "timeout")
     return float(timeout)
+
+
+def _place(array: Any) -> str:
+    return f"a torch tensor on {array.device}" if is_torch(array) else "an array on the CPU"
 
 
 def _part(buffer: Any, offset: int, part: Tuple[int, int, str]) -> Any:

@@ -160,12 +160,14 @@ def forward(
     With a ``group`` experts lie on several GPUs: ``ids`` count those of all ranks, the weights are those of this rank's
     experts, rank r has those from ``r * E``, and all ranks make the call, each with any number of tokens. A rank's sums
     are rounded to bfloat16 and those of all ranks added in float32, in the order of ranks. A ``PeerGroup`` reaches the
-    memory of its peers.
+    memory of its peers. It takes ``x`` as a pair where its tokens travel quantized, with scales of its own type.
 
     A group of torch.distributed exchanges rows by collectives, for torch tensors. A token goes once to each rank with
     experts of it, as FP8 where the weights are no bfloat16. The host waits for how many rows each rank sends, so a CUDA
     graph cannot capture the call. Where arguments of ranks do not fit each other, every rank raises an error that names
-    the argument and a rank; a rank that does not call is a timeout of the group.
+    the argument and a rank. Where a collective of the group fails, at the latest after its ``timeout``, an
+    ``OxigemmError`` names the ranks that have not come, and the group cannot be used on. That is so with Gloo; NCCL's
+    watchdog ends the process instead, and names nobody.
 
     >>> out = forward(hidden_states, ids, weights, (w1, w1_scales), (w2, w2_scales))
     """

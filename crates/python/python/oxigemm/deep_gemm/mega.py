@@ -47,7 +47,13 @@ class SymmBuffer:
 
     ``tokens`` is ``num_max_tokens_per_rank``. ``buffer`` is all of it; ``handle`` is what torch's symmetric memory gave
     for it, None where there is one rank. ``get_symm_buffer_for_mega_moe`` makes one.
+
+    ``l1_acts``, ``l1_acts_sf``, ``l2_acts`` and ``l2_acts_sf`` are None: rows on their way through the GEMMs lie in
+    scratch memory of a call, which ends with it, and not in this buffer.
     """
+
+    #: What DeepGEMM's buffer keeps of a call, for those who look into it. There is no such memory here.
+    l1_acts = l1_acts_sf = l2_acts = l2_acts_sf = None
 
     def __init__(
         self,
@@ -137,14 +143,21 @@ def get_symm_buffer_for_mega_moe(
     mma_type: str = "fp8xfp4",
     activation: str = "swiglu",
     device: Any = None,
+    *,
+    num_shared_experts: int = 0,
 ) -> SymmBuffer:
     """A ``SymmBuffer`` for a process group of torch, or for one rank alone (None). All ranks call it.
 
     ``use_fp8_dispatch`` is an older name of what ``mma_type`` says. ``device`` is this rank's GPU, by default torch's
-    current one; "cpu" for the reference and the simulator.
+    current one; "cpu" for the reference and the simulator. ``num_shared_experts`` is 0: a shared expert is one of
+    ``num_experts`` here, which every token names with a weight of 1.
 
     >>> buffer = get_symm_buffer_for_mega_moe(group, 256, 128, 8, 7168, 2048)
     """
+    if expect_int("num_shared_experts", num_shared_experts, 0) != 0:
+        expected = "0, and shared experts among `num_experts`"
+        message = f"`num_shared_experts` has no kernels: expected {expected}, found {num_shared_experts}"
+        raise ArgumentError(message, "num_shared_experts")
     if use_fp8_dispatch is not None:
         is_fp8 = expect_bool("use_fp8_dispatch", use_fp8_dispatch)
         if not is_fp8 and mma_type == "fp8xfp4":
@@ -205,8 +218,9 @@ def mega_moe_pre_dispatch_sm90(
     group_size: int = 128,
     routed_scaling_factor: float = 1.0,
 ) -> None:
-    """Quantizes a rank's tokens into its buffer, with their choices and weights; rows behind them choose no expert.
+    """Quantizes a rank's tokens into its buffer, with their choices and weights.
 
+    Rows behind them choose no expert, with weights of 0.
     ``x`` is bfloat16 [T, hidden], of which the first ``num_tokens`` count; weights are multiplied by
     ``routed_scaling_factor``. Scales are float32, one for each 128 of a row.
 
@@ -334,7 +348,8 @@ def _run(
         return
     import torch
 
-    ids = buffer.topk_idx[:tokens].to(torch.int32)
+    # A number that is no expert stays none in 32 bits.
+    ids = buffer.topk_idx[:tokens].clamp(-1, buffer.num_experts).to(torch.int32)
     x = buffer.x[:tokens] if buffer.mma_type == "bf16xbf16" else (buffer.x[:tokens], buffer.x_sf[:tokens])
     is_alone = buffer.group is None or torch.distributed.get_world_size(buffer.group) == 1
     group = None if is_alone else buffer.group
@@ -373,6 +388,7 @@ def _put_choices(choices: Tuple[Any, Any], to: Tuple[Any, Any], rows: int, facto
     to_ids[:rows].copy_(ids[:rows])
     to_ids[rows:].fill_(-1)
     to_weights[:rows].copy_(weights[:rows])
+    to_weights[rows:].zero_()
     if factor != 1.0:
         to_weights[:rows].mul_(factor)
 

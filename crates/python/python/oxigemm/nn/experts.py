@@ -109,8 +109,8 @@ class QuantizedExperts(QuantizedModule):
 
     ``from_experts`` makes them of an expert module of transformers. ``forward`` takes hidden states ``[T, K]``, the
     chosen experts ``[T, C]`` and their weights, as those modules do. SwiGLU with ups behind gates is computed in the
-    epilogue of the first GEMM; another gate (clamped, or of interleaved rows) is the module's own ``_apply_gate``,
-    between the GEMMs. There is no backward pass.
+    epilogue of the first GEMM, for FP8 experts of transformers also with slope and limit; another gate (of interleaved
+    rows, clamped elsewhere) is the module's own ``_apply_gate``, between the GEMMs. There is no backward pass.
     """
 
     def __init__(
