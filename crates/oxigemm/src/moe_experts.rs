@@ -1,15 +1,20 @@
 //! Experts of a mixture: their weights, and the kernels that multiply sorted rows by them.
 
+use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::epilogue::{Activation, Gate};
 use oxigemm_kernels::gemm::params::ScaleBlock;
+use oxigemm_kernels::quantize::moe_permute::MAX_EXPERTS;
 
 use crate::cast::ScaleFormat;
-use crate::check::OutputFormat;
 use crate::check::gemm::tensors::epilogue::Epilogue;
 use crate::check::gemm::tensors::groups::{GroupedRows, RowGroups};
 use crate::check::gemm::tensors::{Gemm, Grouping};
+use crate::check::{Checked, OutputFormat};
+use crate::device::backend::with_backend;
 use crate::error::{Error, Result};
 use crate::gemm::GemmOptions;
+use crate::launch::args::PlanKey;
+use crate::launch::prepared;
 use crate::moe::moe_gather;
 use crate::quantize::gather_quantize;
 use crate::tensor::desc::int;
@@ -160,6 +165,13 @@ impl MoeExperts<'_> {
                 found: self.down.weight.dtype().to_string(),
             });
         }
+        if experts > MAX_EXPERTS as usize {
+            return Err(Error::Shape {
+                argument: GATE_UP.weight,
+                expected: format!("at most {MAX_EXPERTS} experts"),
+                found: format!("{experts}"),
+            });
+        }
         if !self.is_half() && inner % BLOCK != 0 {
             return Err(Error::Shape {
                 argument: GATE_UP.weight,
@@ -249,20 +261,61 @@ impl<'a> SortedCall<'a> {
         y: &Tensor,
         format: ScaleFormat,
     ) -> Result<()> {
+        self.for_both(experts, (rows, y), format, |gemm| gemm.run(self.options))
+    }
+
+    /// Refuses what [`multiply`](Self::multiply) would refuse: each rule of both GEMMs, and options without a kernel.
+    pub fn check(
+        &self,
+        experts: &MoeExperts<'_>,
+        rows: &SortedRows,
+        y: &Tensor,
+        format: ScaleFormat,
+    ) -> Result<()> {
+        self.for_both(experts, (rows, y), format, |gemm| self.expect_launchable(gemm))
+    }
+
+    /// Does something with the first GEMM, and then with the second. Errors name arguments of experts.
+    fn for_both(
+        &self,
+        experts: &MoeExperts<'_>,
+        (rows, y): (&SortedRows, &Tensor),
+        format: ScaleFormat,
+        each: impl Fn(&Gemm<'_>) -> Result<()>,
+    ) -> Result<()> {
         let (a, sfa, h, output) = match rows {
             SortedRows::Fp8 { x: [a, sfa], hidden: [h, sfh] } => {
                 (a, Some(sfa), h, Some((sfh, OutputFormat::Fp8(format))))
             }
             SortedRows::Half { x, hidden } => (x, None, hidden, None),
         };
-        let first = self.product((a, sfa), &experts.gate_up, h);
-        let first = first.fused(&experts.between(), output).run(self.options);
-        first.map_err(|error| GATE_UP.of_gemm(error))?;
+        let between = experts.between();
+        let first = self.product((a, sfa), &experts.gate_up, h).fused(&between, output);
+        each(&first).map_err(|error| GATE_UP.of_gemm(error))?;
         let down = &experts.down;
         let epilogue = Epilogue { bias: down.bias, ..Default::default() };
         let second = self.product((h, output.map(|(scales, _)| scales)), down, y);
         let second = if down.bias.is_some() { second.fused(&epilogue, None) } else { second };
-        second.run(self.options).map_err(|error| DOWN.of_gemm(error))
+        each(&second).map_err(|error| DOWN.of_gemm(error))
+    }
+
+    /// Checks a GEMM and plans it, which loads its kernel. Scales that are rewritten for the tensor core change what is
+    /// planned: the plan of such a GEMM is made by its launch.
+    fn expect_launchable(&self, gemm: &Gemm<'_>) -> Result<()> {
+        let GemmOptions { config, num_sms, batch_invariant, k_order, raster_band, .. } = *self.options;
+        let scale_blocks = [0, 1].map(|i| gemm.scale_blocks[i].or(self.options.scale_blocks[i]));
+        let desc = Gemm { scale_blocks, ..*gemm }.describe();
+        let as_f32 = desc.unpacked()?.map_or(desc, |(as_f32, _)| as_f32);
+        let Checked::Launch(problem) = as_f32.check()? else { return Ok(()) };
+        with_backend!(gemm.a.device(), backend => {
+            let limits = backend.limits();
+            if gemm.sfa.is_some() && (gemm.fp4 || limits.arch != Arch::Sm90a) {
+                return Ok(());
+            }
+            let sms = num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
+            let key = PlanKey { problem, config, sms, batch_invariant, k_order, raster_band };
+            prepared(backend, &key).map(drop)
+        })
     }
 
     fn product<'b>(

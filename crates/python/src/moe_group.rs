@@ -96,7 +96,7 @@ fn moe_group_init<'py>(py: Python<'py>, rank: Rank<'py>, buffers: Vec<u64>) -> P
         let own = [buffer.address()];
         let buffers = if copied { &own } else { buffers.as_slice() };
         // SAFETY: Python keeps the buffer, and vouches for those of others.
-        unsafe { MoeGroup::new(buffer.device(), &member.shape, member.rank, buffers).map(drop) }
+        unsafe { MoeGroup::with_buffer(buffer, &member.shape, member.rank, buffers).map(drop) }
     })
 }
 

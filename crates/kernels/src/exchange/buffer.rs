@@ -66,8 +66,9 @@ impl Shape {
         let scales = place([self.tokens, self.scales, 4]);
         let ids = place([self.tokens, self.top_k, 8]);
         let weights = place([self.tokens, self.top_k, 4]);
+        let rows = place([self.tokens, self.scales.min(1), 4]);
         let sums = place([self.tokens.saturating_mul(self.ranks), self.columns, 2]);
-        Layout { x, scales, ids, weights, sums, bytes }
+        Layout { x, scales, ids, weights, rows, sums, bytes }
     }
 
     /// A number that differs where shapes do, but for accidents.
@@ -90,6 +91,8 @@ pub struct Layout {
     pub ids: u64,
     /// `[tokens, top_k]` FP32: their weights.
     pub weights: u64,
+    /// `[tokens]` i32, where tokens are quantized: those that may be written, for this rank alone.
+    pub rows: u64,
     /// `[ranks, tokens, columns]` BF16: sums over this rank's experts.
     pub sums: u64,
     /// All of it.
@@ -99,6 +102,8 @@ pub struct Layout {
 /// What went wrong in a call: the status of a buffer, whose lower half is the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
+    /// A rank failed between the barriers of a call.
+    Failed(u32),
     /// A rank did not come to a barrier in time.
     Missing(u32),
     /// A rank has another shape.
@@ -109,9 +114,11 @@ pub enum Trouble {
 
 impl Trouble {
     const RANK: u32 = 0xffff;
-    pub(super) const MISSING: u32 = 1 << 16;
-    pub(super) const DISAGREES: u32 = 2 << 16;
-    pub(super) const FULL: u32 = 3 << 16;
+    // The smallest stays: what is told to all ranks, the cause first; what each finds by itself; what breaks nothing.
+    pub(super) const FAILED: u32 = 1 << 16;
+    pub(super) const MISSING: u32 = 2 << 16;
+    pub(super) const DISAGREES: u32 = 3 << 16;
+    pub(super) const FULL: u32 = 4 << 16;
 
     /// The trouble that a status stands for.
     ///
@@ -119,11 +126,12 @@ impl Trouble {
     /// use oxigemm_kernels::exchange::buffer::{FINE, Trouble};
     ///
     /// assert_eq!(Trouble::of(FINE), None);
-    /// assert_eq!(Trouble::of(0x1_0003), Some(Trouble::Missing(3)));
+    /// assert_eq!(Trouble::of(0x1_0003), Some(Trouble::Failed(3)));
     /// ```
     pub fn of(status: u32) -> Option<Trouble> {
         let rank = status & Trouble::RANK;
         match status & !Trouble::RANK {
+            Trouble::FAILED => Some(Trouble::Failed(rank)),
             Trouble::MISSING => Some(Trouble::Missing(rank)),
             Trouble::DISAGREES => Some(Trouble::Disagrees(rank)),
             Trouble::FULL => Some(Trouble::Full),
@@ -151,7 +159,7 @@ impl<'k> Buffer<'k> {
         Buffer(Ptr::new(self.0.at(rank.widening_mul(8)).load_readonly::<u64>()))
     }
 
-    /// The number of barriers so far.
+    /// The number of barriers so far: odd between the two of a call.
     pub fn epoch(self) -> Global<'k> {
         self.0.at(EPOCH)
     }
@@ -165,6 +173,13 @@ impl<'k> Buffer<'k> {
     #[track_caller]
     pub fn is_broken(self) -> Pred<'k> {
         self.status().load_relaxed::<u32>(Scope::Sys).lt(Trouble::FULL)
+    }
+
+    /// Whether this rank may write its tokens: it is between two calls, and all ranks have read those of the last one.
+    /// Behind the first barrier of a call that never came to its second, others may be reading.
+    #[track_caller]
+    pub fn may_publish(self) -> Pred<'k> {
+        (self.epoch().load::<u32>() & 1).eq(0) & !self.is_broken()
     }
 
     /// The last barrier that a rank came to.

@@ -3,13 +3,10 @@
 
 use oxigemm_ptx::Kernel;
 
-use super::THREADS;
 use super::buffer::Buffer;
+use super::{NONE, THREADS};
 use crate::common::fast_divmod::FastDivmod;
 use crate::common::params::kernel_params;
-
-/// Value for no expert.
-const NONE: u32 = u32::MAX;
 
 /// Arguments of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,6 +7,7 @@
 //! | step | file | what it does |
 //! |---|---|---|
 //! | publish | `publish.rs` | a rank's tokens, ids and weights go into its own buffer |
+//! | (quantize) | | where tokens travel as codes: the rows that publish has listed |
 //! | meet | `meet.rs` | barrier: all ranks have published; they agree about sizes |
 //! | collect | `collect.rs` | the choices of all ranks that are experts of this one |
 //! | pull | `pull.rs` | rows of tokens, sorted by expert, from the buffers of all ranks |
@@ -14,9 +15,9 @@
 //! | meet | | barrier: all sums are there |
 //! | combine | `combine.rs` | the sums of a rank's tokens, from the buffers of all ranks |
 //!
-//! Nothing is written to the memory of another rank but a line of the barrier. Two barriers are enough: what a rank
-//! overwrites before the first of its next call was read before the last of this one, and what it overwrites after the
-//! first was read before others came there.
+//! Nothing is written to the memory of another rank but a line of the barrier, and its status where something is wrong.
+//! Two barriers are enough: what a rank overwrites before the first of its next call was read before the last of this
+//! one, and what it overwrites after the first was read before others came there.
 
 pub mod buffer;
 pub mod collect;
@@ -30,6 +31,8 @@ use oxigemm_ptx::{BuildError, Module};
 
 /// Threads of a CTA, but of the barrier.
 pub const THREADS: u32 = 128;
+/// Value for no token, and for no expert.
+const NONE: u32 = u32::MAX;
 
 /// Kernel of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,13 +1,13 @@
 //! Tokens into a rank's own buffer: rows as they are, ids as i64, weights times a factor. A CTA has a token.
 //!
 //! Where something is wrong nothing is written: ranks no longer wait for each other, and one may still read the tokens of
-//! the last call.
+//! the last call. Rows that another kernel quantizes into the buffer are listed for it: all of them, or none.
 
-use oxigemm_ptx::Kernel;
+use oxigemm_ptx::{Kernel, U32};
 
-use super::THREADS;
 use super::buffer::Buffer;
 use super::pull::copy_row;
+use super::{NONE, THREADS};
 use crate::common::params::kernel_params;
 
 /// Arguments of the kernel.
@@ -15,7 +15,7 @@ use crate::common::params::kernel_params;
 pub struct Args {
     /// Address of this rank's buffer.
     pub own: u64,
-    /// Address of the rows, or 0 where they are in the buffer.
+    /// Address of the rows, or 0 where another kernel writes them to the buffer.
     pub x: u64,
     /// Bytes from a row to the next.
     pub x_pitch: u32,
@@ -37,6 +37,8 @@ pub struct Args {
     pub to_ids: u64,
     /// Where weights go.
     pub to_weights: u64,
+    /// Where the number of each token goes that may be written, or 0.
+    pub to_rows: u64,
 }
 
 kernel_params! {
@@ -53,16 +55,21 @@ kernel_params! {
         to_x: Pointer = to_x,
         to_ids: Pointer = to_ids,
         to_weights: Pointer = to_weights,
+        to_rows: Pointer = to_rows,
     }
 }
 
 pub(super) fn write(k: &Kernel) {
     let p = &Params::declare(k, "");
-    k.if_(!Buffer(p.own).is_broken(), || publish(k, p));
+    let token = k.block_index(0);
+    let may_publish = Buffer(p.own).may_publish();
+    k.if_(p.to_rows.address().ne(0) & k.thread_index().eq(0), || {
+        p.to_rows.at(token.widening_mul(4)).store(may_publish.select(token, NONE));
+    });
+    k.if_(may_publish, || publish(k, p, token));
 }
 
-fn publish<'k>(k: &'k Kernel, p: &Params<'k>) {
-    let token = k.block_index(0);
+fn publish<'k>(k: &'k Kernel, p: &Params<'k>, token: U32<'k>) {
     k.if_(p.x.address().ne(0), || {
         let (from, to) = (p.x.at(token.widening_mul(p.x_pitch)), p.to_x.at(token.widening_mul(p.row_bytes)));
         copy_row(k, k.constant(true), [from, to], p.row_bytes);

@@ -5,13 +5,11 @@
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::{Global, Kernel, Pred, Ptr, Scope, U32};
 
-use super::THREADS;
 use super::buffer::{Buffer, Trouble};
+use super::{NONE, THREADS};
 use crate::common::fast_divmod::FastDivmod;
 use crate::common::params::kernel_params;
 
-/// Value for no token.
-const NONE: u32 = u32::MAX;
 /// Bytes of a vector.
 const VECTOR: u32 = 16;
 /// Vectors of a thread that are under way at once.

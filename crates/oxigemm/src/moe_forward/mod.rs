@@ -1,6 +1,7 @@
 //! A mixture of experts in one call: from hidden states and their choices to the combined output.
 
 mod group;
+mod group_call;
 mod input;
 mod scratch;
 
@@ -12,11 +13,10 @@ use crate::moe::{moe_permute, moe_unpermute};
 use crate::moe_experts::{ALIGNMENT, Dims, MoeExperts, SortedCall};
 use crate::tensor::{DType, Tensor};
 use input::{Input, gather};
-use scratch::Plan;
+use scratch::{Plan, expect_scratch};
 
-pub use group::{
-    MoeGroup, MoeGroupCall, MoeGroupShape, moe_forward_group, moe_group_scratch_bytes, moe_publish,
-};
+pub use group::{MoeGroup, MoeGroupShape};
+pub use group_call::{MoeGroupCall, moe_forward_group, moe_group_scratch_bytes, moe_publish};
 
 /// The experts that are chosen for tokens.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ pub fn moe_scratch_bytes(choices: [usize; 2], [experts, inner, outer]: [usize; 3
 /// |---|---|---|---|
 /// | `x` | `[T, K]` | bf16 | rows of K, any pitch |
 /// | `routing` | `[T, C]` | i32 and f32 | contiguous |
-/// | `scratch` | [`moe_scratch_bytes`] or more | u8 | contiguous; from a multiple of 256 bytes on; of any content, but not uninitialized in the simulator |
+/// | `scratch` | [`moe_scratch_bytes`] or more | u8 | contiguous; address a multiple of 16 bytes; of any content, but not uninitialized in the simulator |
 /// | `out` | `[T, K]` | bf16 | contiguous |
 ///
 /// Five kernels, of which none is launched twice: choices are permuted, tokens gathered and quantized, multiplied
@@ -81,6 +81,11 @@ pub fn moe_scratch_bytes(choices: [usize; 2], [experts, inner, outer]: [usize; 3
 /// let (x, mut out) = (new(3, &[tokens, outer])?, Tensor::empty(DType::Bf16, &[tokens, outer], &device)?);
 /// moe_forward(&x, &routing, &weights, &mut scratch, &mut out, &GemmOptions::default())?;
 /// assert!(out.to_vec_f32()?.iter().all(|x| x.is_finite()));
+///
+/// // An engine that owns its memory gives addresses: a tensor of each costs no allocation of memory, and no copy.
+/// // SAFETY: `out` stays alive until the call is done, and nobody else writes it.
+/// let mut to = unsafe { Tensor::from_raw_parts(DType::Bf16, out.dims(), out.strides(), out.address(), &device)? };
+/// moe_forward(&x, &routing, &weights, &mut scratch, &mut to, &GemmOptions::default())?;
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 pub fn moe_forward(
@@ -161,6 +166,7 @@ fn forward(
     }
     input.check(experts)?;
     let plan = Plan::new(dims, experts.is_half(), [tokens, topk]);
+    expect_scratch(scratch, plan.bytes, "moe_scratch_bytes", &weights)?;
     let mut rows = plan.rows(scratch, input.scales())?;
     moe_permute(routing.ids, ALIGNMENT, rows.lists(), &options.into())?;
     let format = Recipe::Fp8.scale_format(out.device())?;

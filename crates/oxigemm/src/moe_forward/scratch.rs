@@ -1,12 +1,15 @@
 //! Scratch memory of a mixture: where its lists and rows lie.
 
+use crate::check::Operand;
 use crate::error::{Error, Result};
 use crate::moe::{PermutedRows, moe_rows};
 use crate::moe_experts::{ALIGNMENT, BLOCK, Dims, SortedRows};
 use crate::tensor::{DType, Tensor};
 
-/// Where parts begin.
+/// Where parts begin, from the start on.
 const PART: usize = 256;
+/// Where the memory may begin.
+const ALIGNED: u64 = 16;
 
 /// Where everything lies in the scratch memory.
 pub(super) struct Plan {
@@ -56,9 +59,8 @@ impl Plan {
         Plan { dims, is_half, choices, m, starts, bytes }
     }
 
-    /// The parts of the scratch memory. Scales of tokens are of this type.
+    /// The parts of scratch memory that was checked. Scales of tokens are of this type.
     pub fn rows(&self, scratch: &Tensor, scales: DType) -> Result<Rows> {
-        expect_bytes(scratch, self.bytes, "moe_scratch_bytes")?;
         let [tokens, groups, ends, places, a, sfa, h, sfh, out] = self.starts;
         let (Dims { experts, inner, outer }, m) = (self.dims, self.m);
         let list = |start, length| scratch.part(start, DType::I32, &[length]);
@@ -82,10 +84,11 @@ impl Plan {
     }
 }
 
-/// Memory for so many bytes.
-pub(super) fn expect_bytes(scratch: &Tensor, bytes: usize, by: &str) -> Result<()> {
+/// Memory for so many bytes, beside other operands, as the kernels take it: TMA and vectors read its parts.
+pub(super) fn expect_scratch(scratch: &Tensor, bytes: usize, by: &str, beside: &Operand) -> Result<()> {
     let found = scratch.describe("scratch");
     found.expect_dtype(&[DType::U8])?;
+    found.expect_device(beside)?;
     if scratch.len() < bytes {
         return Err(Error::Shape {
             argument: "scratch",
@@ -93,7 +96,8 @@ pub(super) fn expect_bytes(scratch: &Tensor, bytes: usize, by: &str) -> Result<(
             found: format!("{} bytes", scratch.len()),
         });
     }
-    Ok(())
+    found.expect_contiguous()?;
+    found.expect_aligned(ALIGNED)
 }
 
 /// Rows of all experts.

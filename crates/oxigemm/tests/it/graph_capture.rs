@@ -1,22 +1,22 @@
 //! Every function that launches can be captured once it was called: a replay gives the bits of the direct call.
 
+mod moe;
+
 use oxigemm::cast::ScaleFormat;
 use oxigemm::check::Logits;
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, Granularity,
-    GroupedRows, HeadSplits, LaunchOptions, PermutedRows, Result, RowGroups, Stream, Tensor, TensorScale,
-    TransposedCopy, dequantize, dequantize_nvfp4, einsum, fp8_bgemm_nn, fp8_bgemm_nt, fp8_einsum, fp8_gemm,
-    fp8_gemm_nt, fp8_gemm_nt_fused, fp8_gemm_nt_skip_head_mid, fp8_mqa_logits, fp8_paged_mqa_logits,
-    gather_quantize, get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
-    get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
-    get_paged_mqa_logits_metadata, half_bgemm, half_bgemm_nt_summed, half_gemm, half_gemm_nt_fused,
-    k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous, k_grouped_half_gemm,
-    m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked, m_grouped_fp8_gemm_nt_contiguous,
-    m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm,
-    m_grouped_half_gemm_nt_fused, moe_permute, moe_unpermute, packed_scales, quantize, quantize_by_scale,
+    GroupedRows, HeadSplits, LaunchOptions, Result, RowGroups, Stream, Tensor, TensorScale, TransposedCopy,
+    dequantize, dequantize_nvfp4, einsum, fp8_bgemm_nn, fp8_bgemm_nt, fp8_einsum, fp8_gemm, fp8_gemm_nt,
+    fp8_gemm_nt_fused, fp8_gemm_nt_skip_head_mid, fp8_mqa_logits, fp8_paged_mqa_logits, gather_quantize,
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor, get_paged_mqa_logits_metadata, half_bgemm, half_bgemm_nt_summed,
+    half_gemm, half_gemm_nt_fused, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous,
+    k_grouped_half_gemm, m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked,
+    m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked,
+    m_grouped_half_gemm, m_grouped_half_gemm_nt_fused, packed_scales, quantize, quantize_by_scale,
     quantize_nvfp4, quantize_with_transpose, random, rms_norm_quantize, swiglu_quantize,
     tf32_hc_prenorm_gemm, tma_aligned_scales, transform_scales, transform_sf_into_required_layout,
-    zero_padding_rows,
 };
 
 const LAYOUTS: [GemmLayout; 4] = [GemmLayout::Nt, GemmLayout::Nn, GemmLayout::Tn, GemmLayout::Tt];
@@ -437,30 +437,6 @@ fn nvfp4_and_scale_layouts() {
             transform_scales(&from, &mut to.clone(), &s.launch)
         });
     }
-}
-
-#[test]
-fn moe_functions() {
-    let s = Setup::new();
-    let ids = Tensor::from_slice(&[1i32, 0, 1, 2, 0, 1], &[3, 2], &s.device).unwrap();
-    let (tokens, groups) = (s.output(DType::I32, &[48]), s.output(DType::I32, &[48]));
-    let (ends, places) = (s.output(DType::I32, &[3]), s.output(DType::I32, &[3, 2]));
-    s.check("moe_permute", &[&tokens, &groups, &ends, &places], || {
-        let to = PermutedRows {
-            tokens: &mut tokens.clone(),
-            groups: &mut groups.clone(),
-            ends: &mut ends.clone(),
-            places: &mut places.clone(),
-        };
-        moe_permute(&ids, 16, to, &s.launch)
-    });
-    let (rows, weights) = (s.normals(DType::Bf16, &[48, 64]), s.scales(&[3, 2]));
-    let out = s.output(DType::Bf16, &[3, 64]);
-    s.check("moe_unpermute", &[&out], || {
-        moe_unpermute(&rows, &places, &weights, &mut out.clone(), &s.launch)
-    });
-    let d = s.output(DType::Bf16, &[48, 64]);
-    s.check("zero_padding_rows", &[&d], || zero_padding_rows(&groups, 3, &mut d.clone(), &s.launch));
 }
 
 #[test]

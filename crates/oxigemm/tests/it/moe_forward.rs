@@ -1,13 +1,13 @@
 //! A mixture of experts in one call, in the simulator and on the CPU, against the same in `f64`.
 
-use oxigemm::cast::{
-    ScaleFormat, cast_blocks_to_fp4, cast_blocks_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8,
-};
+mod memory;
+mod quantized;
+
+use oxigemm::cast::{ScaleFormat, cast_blocks_to_fp4, per_block_cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
-    Activation, DType, Device, Error, Gate, GemmOptions, LaunchOptions, MoeExperts, MoeGroup, MoeGroupCall,
-    MoeGroupShape, MoeProjection, MoeRouting, Tensor, moe_forward, moe_forward_group, moe_forward_quantized,
-    moe_group_scratch_bytes, moe_publish, moe_scratch_bytes, random,
+    Activation, DType, Device, Error, Gate, GemmOptions, MoeExperts, MoeProjection, MoeRouting, Tensor,
+    moe_forward, moe_scratch_bytes, random,
 };
 
 const EXPERTS: usize = 5;
@@ -20,10 +20,24 @@ struct Weights {
     scales: Option<[Tensor; 2]>,
     values: [Vec<f32>; 2],
     gated: bool,
+    activation: Activation,
 }
 
 impl Weights {
+    /// With SwiGLU, or squared ReLU where nothing is gated.
     fn new(dtype: DType, gated: bool, format: ScaleFormat, device: &Device) -> Weights {
+        let activation = if gated { Activation::Silu } else { Activation::ReluSquared };
+        Weights::with_activation(activation, dtype, format, device)
+    }
+
+    /// Squared ReLU has no gates, all others have.
+    fn with_activation(
+        activation: Activation,
+        dtype: DType,
+        format: ScaleFormat,
+        device: &Device,
+    ) -> Weights {
+        let gated = activation != Activation::ReluSquared;
         let both = if gated { 2 * INNER } else { INNER };
         let dims = [[EXPERTS, both, OUTER], [EXPERTS, OUTER, INNER]];
         let numbers = |nth: usize| -> Vec<f32> {
@@ -34,10 +48,10 @@ impl Weights {
             let values = [0, 1].map(|nth| DType::Bf16.decode(&DType::Bf16.encode(&numbers(nth))));
             let codes =
                 [0, 1].map(|nth| Tensor::from_f32(DType::Bf16, &values[nth], &dims[nth], device).unwrap());
-            return Weights { codes, scales: None, values, gated };
+            return Weights { codes, scales: None, values, gated, activation };
         }
         if dtype == DType::U8 {
-            return Weights::fp4(dims, [numbers(0), numbers(1)], gated, device);
+            return Weights::fp4(dims, [numbers(0), numbers(1)], activation, device);
         }
         let parts = [0, 1].map(|nth| {
             let [_, n, k] = dims[nth];
@@ -55,11 +69,17 @@ impl Weights {
             )
         });
         let [(a, sfa, va), (b, sfb, vb)] = parts;
-        Weights { codes: [a, b], scales: Some([sfa, sfb]), values: [va, vb], gated }
+        Weights { codes: [a, b], scales: Some([sfa, sfb]), values: [va, vb], gated, activation }
     }
 
     /// MXFP4.
-    fn fp4(dims: [[usize; 3]; 2], numbers: [Vec<f32>; 2], gated: bool, device: &Device) -> Weights {
+    fn fp4(
+        dims: [[usize; 3]; 2],
+        numbers: [Vec<f32>; 2],
+        activation: Activation,
+        device: &Device,
+    ) -> Weights {
+        let gated = activation != Activation::ReluSquared;
         let parts = [0, 1].map(|nth| {
             let [groups, n, k] = dims[nth];
             let cast =
@@ -71,7 +91,7 @@ impl Weights {
             )
         });
         let [(a, sfa, va), (b, sfb, vb)] = parts;
-        Weights { codes: [a, b], scales: Some([sfa, sfb]), values: [va, vb], gated }
+        Weights { codes: [a, b], scales: Some([sfa, sfb]), values: [va, vb], gated, activation }
     }
 
     fn experts<'a>(&'a self, biases: [Option<&'a Tensor>; 2], gate: Gate) -> MoeExperts<'a> {
@@ -80,8 +100,8 @@ impl Weights {
             scales: self.scales.as_ref().map(|scales| &scales[nth]),
             bias: biases[nth],
         };
-        let activation = if self.gated { Activation::Silu } else { Activation::ReluSquared };
-        MoeExperts { gated: self.gated, gate, activation, ..MoeExperts::swiglu(of(0), of(1)) }
+        let (gated, activation) = (self.gated, self.activation);
+        MoeExperts { gated, gate, activation, ..MoeExperts::swiglu(of(0), of(1)) }
     }
 
     /// The output in `f64`.
@@ -107,7 +127,11 @@ impl Weights {
                         }
                         let limit = f64::from(gate.limit);
                         let (g, up) = (first(n).min(limit), first(n + INNER).clamp(-limit, limit));
-                        g / (1.0 + (-f64::from(gate.slope) * g).exp()) * (up + f64::from(gate.up_offset))
+                        let activated = match self.activation {
+                            Activation::Gelu => g * 0.5 * libm::erfc(-g / std::f64::consts::SQRT_2),
+                            _ => g / (1.0 + (-f64::from(gate.slope) * g).exp()),
+                        };
+                        activated * (up + f64::from(gate.up_offset))
                     })
                     .collect();
                 for (n, sum) in sums.iter_mut().enumerate() {
@@ -161,33 +185,75 @@ fn forward(
 #[test]
 fn every_recipe_and_activation_is_the_mixture() {
     let devices: [Device; 3] = [Device::cpu(), Device::sim(), "sim:sm_100a".parse().unwrap()];
-    let gpt_oss = Gate { slope: 1.702, limit: 1.5, up_offset: 1.0 };
+    let [silu, gelu, relu2] = [Activation::Silu, Activation::Gelu, Activation::ReluSquared];
+    // Of gpt-oss; tokens are made so large that the limit of 7 matters.
+    let gpt_oss = Gate { slope: 1.702, limit: 7.0, up_offset: 1.0 };
     let cases = [
-        (DType::E4m3, true, Gate::PLAIN, 3),
-        (DType::Bf16, true, gpt_oss, 40),
-        (DType::E4m3, true, gpt_oss, 40),
-        (DType::Bf16, false, Gate::PLAIN, 3),
-        (DType::E4m3, false, Gate::PLAIN, 21),
-        (DType::U8, true, gpt_oss, 3),
-        (DType::U8, true, Gate::PLAIN, 40),
-        (DType::U8, false, Gate::PLAIN, 21),
+        (DType::E4m3, silu, Gate::PLAIN, 3),
+        (DType::Bf16, silu, gpt_oss, 40),
+        (DType::E4m3, silu, gpt_oss, 40),
+        (DType::Bf16, relu2, Gate::PLAIN, 3),
+        (DType::E4m3, relu2, Gate::PLAIN, 21),
+        (DType::U8, silu, gpt_oss, 3),
+        (DType::U8, silu, Gate::PLAIN, 40),
+        (DType::U8, relu2, Gate::PLAIN, 21),
+        (DType::Bf16, gelu, Gate::PLAIN, 21),
+        (DType::E4m3, gelu, Gate::PLAIN, 3),
+        (DType::U8, gelu, Gate::PLAIN, 3),
     ];
-    for (dtype, gated, gate, tokens) in cases {
-        let topk = 3;
-        let numbers = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(5, tokens * OUTER)));
+    for (dtype, activation, gate, tokens) in cases {
+        let (topk, size) = (3, if gate == gpt_oss { 6.0 } else { 1.0 });
+        let numbers: Vec<f32> = random::normals(5, tokens * OUTER).iter().map(|x| size * x).collect();
+        let numbers = DType::Bf16.decode(&DType::Bf16.encode(&numbers));
         let (ids, factors) = choices(tokens, topk);
-        let both = if gated { 2 * INNER } else { INNER };
+        let both = if activation == relu2 { INNER } else { 2 * INNER };
         let biases = [random::normals(9, EXPERTS * both), random::normals(10, EXPERTS * OUTER)];
         let biases = [&biases[0][..], &biases[1][..]];
         for device in &devices {
             // Both kinds of tensor core take powers of two.
-            let weights = Weights::new(dtype, gated, ScaleFormat::PowerOfTwo, device);
+            let weights = Weights::with_activation(activation, dtype, ScaleFormat::PowerOfTwo, device);
             let found = forward(device, (&numbers, topk), (&ids, &factors), &weights, (biases, gate));
             let exact = weights.exact(&numbers, &ids, &factors, biases, gate);
             // Activations are quantized twice.
             let limit = if dtype == DType::Bf16 { 1e-5 } else { 2e-3 };
             let diff = calc_diff(&found, &exact);
-            assert!(diff < limit, "{dtype} gated {gated} {gate:?} {tokens} tokens on {device}: {diff}");
+            assert!(diff < limit, "{dtype} {activation:?} {gate:?} {tokens} tokens on {device}: {diff}");
+        }
+    }
+}
+
+/// An expert that every token takes: the last choice of each, with a weight of 1.
+#[test]
+fn a_shared_expert_is_a_choice_with_weight_1() {
+    let (tokens, topk) = (19, 3);
+    let numbers = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(5, tokens * OUTER)));
+    let (mut ids, mut factors) = choices(tokens, topk);
+    for last in (topk - 1..tokens * topk).step_by(topk) {
+        (ids[last], factors[last]) = (EXPERTS as i32 - 1, 1.0);
+    }
+    // Nobody chooses it otherwise.
+    let is_last = |i: usize| i % topk == topk - 1;
+    ids.iter_mut()
+        .enumerate()
+        .filter(|(i, id)| !is_last(*i) && **id == EXPERTS as i32 - 1)
+        .for_each(|(_, id)| *id = 0);
+    let zeros = [vec![0.0; EXPERTS * 2 * INNER], vec![0.0; EXPERTS * OUTER]];
+    let plain = ([&zeros[0][..], &zeros[1][..]], Gate::PLAIN);
+    for (dtype, limit) in [(DType::Bf16, 1e-5), (DType::E4m3, 2e-3), (DType::U8, 2e-3)] {
+        for device in [Device::cpu(), Device::sim()] {
+            let weights = Weights::new(dtype, true, ScaleFormat::F32, &device);
+            let found = forward(&device, (&numbers, topk), (&ids, &factors), &weights, plain);
+            let exact = weights.exact(&numbers, &ids, &factors, plain.0, plain.1);
+            assert!(calc_diff(&found, &exact) < limit, "{dtype} on {device}");
+            // What it adds is what it alone gives.
+            let of_shared = |i: usize, id: i32| if is_last(i) { id } else { -1 };
+            let alone: Vec<i32> = ids.iter().enumerate().map(|(i, id)| of_shared(i, *id)).collect();
+            let routed: Vec<i32> =
+                ids.iter().zip(&alone).map(|(id, own)| if *own < 0 { *id } else { -1 }).collect();
+            let parts = [alone, routed]
+                .map(|ids| forward(&device, (&numbers, topk), (&ids, &factors), &weights, plain));
+            let sum: Vec<f64> = parts[0].iter().zip(&parts[1]).map(|(a, b)| f64::from(a + b)).collect();
+            assert!(calc_diff(&found, &sum) < 1e-5, "{dtype} on {device}");
         }
     }
 }
@@ -265,127 +331,6 @@ fn bad_arguments_are_refused_by_name() {
     ];
     for (down, argument) in wrong {
         refused(&[2, OUTER], &[2, 3], bytes, &MoeExperts { down, ..good }, argument);
-    }
-}
-
-/// Tokens that are quantized before give the bits of tokens that the call quantizes.
-#[test]
-fn quantized_tokens_give_the_same_bits() {
-    let (tokens, topk) = (21, 3);
-    let numbers = DType::Bf16.decode(&DType::Bf16.encode(&random::normals(5, tokens * OUTER)));
-    let (list, chosen) = choices(tokens, topk);
-    let zeros = [vec![0.0; EXPERTS * 2 * INNER], vec![0.0; EXPERTS * OUTER]];
-    for name in ["cpu", "sim", "sim:sm_100a"] {
-        let device: Device = name.parse().unwrap();
-        let format = if name == "sim:sm_100a" { ScaleFormat::PowerOfTwo } else { ScaleFormat::F32 };
-        let weights = Weights::new(DType::E4m3, true, format, &device);
-        let plain = ([&zeros[0][..], &zeros[1][..]], Gate::PLAIN);
-        let expected = forward(&device, (&numbers, topk), (&list, &chosen), &weights, plain);
-
-        let cast = per_token_cast_to_fp8(&numbers, tokens, OUTER, format).unwrap();
-        let x = Tensor::from_bytes(DType::E4m3, &cast.codes, &[tokens, OUTER], &device).unwrap();
-        let scales = Tensor::from_slice(&cast.scales, &[tokens, OUTER / 128], &device).unwrap();
-        let ids = Tensor::from_slice(&list, &[tokens, topk], &device).unwrap();
-        let factors = Tensor::from_slice(&chosen, &[tokens, topk], &device).unwrap();
-        let routing = MoeRouting { ids: &ids, weights: &factors };
-        let bytes = moe_scratch_bytes([tokens, topk], [EXPERTS, INNER, OUTER], DType::E4m3);
-        let mut scratch = Tensor::zeros(DType::U8, &[bytes], &device).unwrap();
-        let mut out = Tensor::empty(DType::Bf16, &[tokens, OUTER], &device).unwrap();
-        let experts = weights.experts([None, None], Gate::PLAIN);
-        let options = GemmOptions::default();
-        moe_forward_quantized((&x, &scales), &routing, &experts, &mut scratch, &mut out, &options).unwrap();
-        assert_eq!(out.to_vec_f32().unwrap(), expected, "{name}");
-
-        let mut refused = |x: &Tensor, scales: &Tensor, argument: &str| {
-            let outcome =
-                moe_forward_quantized((x, scales), &routing, &experts, &mut scratch, &mut out, &options);
-            let error = outcome.unwrap_err();
-            assert_eq!(error.argument(), Some(argument), "{error}");
-        };
-        refused(&x, &factors, "scales");
-        refused(&x, &scales.transpose(0, 1).unwrap(), "scales");
-        refused(&Tensor::zeros(DType::Bf16, &[tokens, OUTER], &device).unwrap(), &scales, "x");
-    }
-}
-
-/// Tokens with four scales of 32 in a word: of Blackwell's tensor core, alone and in a group of one.
-#[test]
-fn packed_scales_of_tokens_are_of_32_columns() {
-    let (tokens, topk) = (9, 2);
-    // Blocks of 32 of very different sizes.
-    let numbers: Vec<f32> = random::normals(5, tokens * OUTER)
-        .iter()
-        .enumerate()
-        .map(|(i, x)| x * [1.0, 0.01, 8.0, 0.3][i / 32 % 4])
-        .collect();
-    let cast =
-        cast_blocks_to_fp8(&numbers, tokens, OUTER, DType::E4m3, [1, 32], ScaleFormat::PowerOfTwo).unwrap();
-    let words: Vec<i32> = cast
-        .scales
-        .chunks(4)
-        .map(|four| i32::from_le_bytes([0, 1, 2, 3].map(|i| (four[i].to_bits() >> 23) as u8)))
-        .collect();
-    let (list, chosen) = choices(tokens, topk);
-    for name in ["cpu", "sim:sm_100a", "sim"] {
-        let device: Device = name.parse().unwrap();
-        let weights = Weights::new(DType::U8, true, ScaleFormat::PowerOfTwo, &device);
-        let x = Tensor::from_bytes(DType::E4m3, &cast.codes, &[tokens, OUTER], &device).unwrap();
-        let scales = Tensor::from_slice(&words, &[tokens, OUTER / 128], &device).unwrap();
-        let ids = Tensor::from_slice(&list, &[tokens, topk], &device).unwrap();
-        let factors = Tensor::from_slice(&chosen, &[tokens, topk], &device).unwrap();
-        let routing = MoeRouting { ids: &ids, weights: &factors };
-        let bytes = moe_scratch_bytes([tokens, topk], [EXPERTS, INNER, OUTER], DType::U8);
-        let mut scratch = Tensor::zeros(DType::U8, &[bytes], &device).unwrap();
-        let mut out = Tensor::empty(DType::Bf16, &[tokens, OUTER], &device).unwrap();
-        let experts = weights.experts([None, None], Gate::PLAIN);
-        let options = GemmOptions::default();
-        let outcome =
-            moe_forward_quantized((&x, &scales), &routing, &experts, &mut scratch, &mut out, &options);
-        let shape = MoeGroupShape {
-            ranks: 1,
-            tokens,
-            topk,
-            experts: EXPERTS,
-            columns: OUTER,
-            dtype: DType::E4m3,
-            packed_scales: true,
-        };
-        if name == "sim" {
-            assert_eq!(outcome.unwrap_err().argument(), Some("scales"));
-            // SAFETY: no call follows.
-            let refused = unsafe { MoeGroup::new(&device, &shape, 0, &[scratch.address()]) };
-            assert_eq!(refused.unwrap_err().argument(), Some("packed_scales"));
-            continue;
-        }
-        outcome.unwrap();
-        let found = out.to_vec_f32().unwrap();
-        let zeros = [vec![0.0; EXPERTS * 2 * INNER], vec![0.0; EXPERTS * OUTER]];
-        let exact = weights.exact(&cast.dequantize(), &list, &chosen, [&zeros[0], &zeros[1]], Gate::PLAIN);
-        let exact: Vec<f32> = exact.iter().map(|x| *x as f32).collect();
-        assert!(calc_diff(&found, &exact) < 1e-3, "{name}");
-        if name == "cpu" {
-            continue;
-        }
-
-        let buffer = Tensor::zeros(DType::U8, &[shape.buffer_bytes().unwrap()], &device).unwrap();
-        // SAFETY: the buffer lives as long as the group.
-        let group = unsafe { MoeGroup::new(&device, &shape, 0, &[buffer.address()]).unwrap() };
-        group.x().unwrap().copy_from(&x).unwrap();
-        group.scales().unwrap().copy_from(&scales).unwrap();
-        group.weights().unwrap().copy_from(&factors).unwrap();
-        let wide: Vec<u8> = list.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
-        let [_, _, start, _] = shape.offsets().unwrap();
-        let mut own_ids = buffer.narrow(0, start, wide.len()).unwrap();
-        own_ids.write_bytes(&wide).unwrap();
-        let bytes = moe_group_scratch_bytes(&shape, INNER, None).unwrap();
-        let mut scratch = Tensor::zeros(DType::U8, &[bytes], &device).unwrap();
-        let call = MoeGroupCall { tokens, ..MoeGroupCall::default() };
-        moe_forward_group(&group, &call, &experts, &mut scratch, &mut out, &options).unwrap();
-        group.check().unwrap();
-        assert_eq!(out.to_vec_f32().unwrap(), found);
-        let half = Tensor::zeros(DType::Bf16, &[tokens, OUTER], &device).unwrap();
-        let published = moe_publish(&group, &half, &routing, 1.0, &LaunchOptions::default());
-        assert_eq!(published.unwrap_err().argument(), Some("group"));
     }
 }
 

@@ -3,11 +3,9 @@
 use std::sync::Mutex;
 
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::GemmConfig;
-use oxigemm::{Arch, DType, Error, MoeGroupCall, MoeGroupShape, Result, Sim, SimRank, Tensor};
+use oxigemm::{Arch, DType, MoeGroupCall, MoeGroupShape, Result, Sim, SimRank, Tensor};
 use oxigemm_kernels::KernelId;
 use oxigemm_kernels::exchange::Step;
-use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_sim::{Mutant, Options, Policy, misscoped, mutants};
 
 use super::moe_group::{Rank, Tokens, Weights, shape};
@@ -25,18 +23,22 @@ enum Scenario {
     SizesAndMissing,
     /// Rank 0 gets more rows than it has room for.
     Full,
-    /// The last of three ranks gets more rows than it has room for, and fails between the barriers of a call.
-    FullAndFails,
+    /// The last of three ranks gets more rows than it has room for, and goes no further than to the sums of its first call.
+    FullAndStops(DType),
+    /// The same, but that rank tells the others, and another one fails beside it; both call again.
+    FullAndFails(DType),
 }
 
-const SCENARIOS: [Scenario; 7] = [
+const SCENARIOS: [Scenario; 9] = [
     Scenario::Calls(DType::Bf16),
     Scenario::Sizes,
     Scenario::Missing,
     Scenario::SizesAndMissing,
     Scenario::Full,
-    Scenario::FullAndFails,
+    Scenario::FullAndStops(DType::Bf16),
     Scenario::Calls(DType::E4m3),
+    Scenario::FullAndFails(DType::E4m3),
+    Scenario::FullAndStops(DType::E4m3),
 ];
 
 /// What a rank sees: results of its calls, counts, and what its check tells.
@@ -44,7 +46,10 @@ type Seen = (Vec<Vec<f32>>, Vec<i32>, String);
 
 impl Scenario {
     fn dtype(self) -> DType {
-        if let Scenario::Calls(dtype) = self { dtype } else { DType::Bf16 }
+        match self {
+            Scenario::Calls(dtype) | Scenario::FullAndStops(dtype) | Scenario::FullAndFails(dtype) => dtype,
+            _ => DType::Bf16,
+        }
     }
 
     fn ranks(self) -> usize {
@@ -55,7 +60,7 @@ impl Scenario {
     fn timeout(self) -> f64 {
         match self {
             Scenario::Missing | Scenario::SizesAndMissing => 2e-6,
-            Scenario::FullAndFails => 1e-5,
+            Scenario::FullAndStops(_) => 1e-5,
             _ => 1e-3,
         }
     }
@@ -64,7 +69,7 @@ impl Scenario {
         let number = rank.rank();
         let (others, most_rows) = match self {
             Scenario::Sizes | Scenario::SizesAndMissing => (number, None),
-            Scenario::Full | Scenario::FullAndFails => (0, Some(16)),
+            Scenario::Full | Scenario::FullAndStops(_) | Scenario::FullAndFails(_) => (0, Some(16)),
             _ => (0, None),
         };
         let sizes = shape(self.ranks(), weights);
@@ -73,16 +78,11 @@ impl Scenario {
         let counts = Tensor::from_slice(&[0i32, 0], &[2], &rank.device())?;
         let call = MoeGroupCall { most_rows, counts: Some(&counts), ..MoeGroupCall::default() };
         own.group.set_timeout(self.timeout());
-        let fails = matches!(self, Scenario::FullAndFails) && number == 2;
-        let calls = match (self.ranks(), number) {
-            (3, 2) => usize::from(fails),
+        let calls = match (self, number) {
+            (Scenario::Missing | Scenario::SizesAndMissing, 2) => 0,
+            (Scenario::FullAndStops(_), 2) => 1,
             _ => 2,
         };
-        if fails {
-            // Products are refused, when the kernels before them have been launched.
-            let of_fp8 = GemmKernel::all(Arch::Sm90a).find(|kernel| kernel.name().contains("fp8")).unwrap();
-            own.options.config = Some(GemmConfig::of(of_fp8));
-        }
         let found: Result<Vec<Vec<f32>>> = (0..calls)
             .map(|nth| {
                 let seed = (10 * nth + number) as u64;
@@ -90,16 +90,19 @@ impl Scenario {
                 let mut tokens = Tokens::new(seed, count, weights.experts);
                 let wanted = match self {
                     Scenario::Full => Some(nth),
-                    Scenario::FullAndFails => Some(weights.experts - 1 - nth),
+                    Scenario::FullAndStops(_) | Scenario::FullAndFails(_) => Some(weights.experts - 1 - nth),
                     _ => None,
                 };
                 if let Some(expert) = wanted {
                     tokens = Tokens::new(seed, sizes.tokens, weights.experts);
                     tokens.ids.fill(expert as i32);
                 }
-                match own.forward(&tokens, call) {
-                    Err(Error::ConfigOperands { .. }) if fails => Ok(Vec::new()),
-                    outcome => outcome,
+                match (self, number, nth) {
+                    (Scenario::FullAndStops(_), 2, 0) => own.stop(rank, &tokens, call).map(|()| Vec::new()),
+                    (Scenario::FullAndFails(_), 1 | 2, 0) => {
+                        own.fail(rank, &tokens, call).map(|()| Vec::new())
+                    }
+                    _ => own.forward(&tokens, call),
                 }
             })
             .collect();
