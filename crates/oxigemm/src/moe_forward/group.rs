@@ -262,8 +262,8 @@ impl MoeGroup {
         self.rank as usize
     }
 
-    /// Tokens of this rank, `[tokens, columns]`: where [`moe_publish`] writes them, or who calls
-    /// [`moe_forward_group`] by itself.
+    /// Tokens of this rank, `[tokens, columns]`: where [`moe_publish`](super::moe_publish) writes them, or who calls
+    /// [`moe_forward_group`](super::moe_forward_group) by itself.
     ///
     /// # Errors
     /// None for a group that exists.

@@ -46,8 +46,10 @@ def expect_elements(argument: str, array: Any, allowed: Sequence[str]) -> None:
 def expect_shape(argument: str, array: Any, rank: Optional[int] = None) -> Tuple[int, ...]:
     """The shape of an array, of so many dimensions."""
     shape = getattr(array, "shape", None)
-    has_mask = hasattr(array, "mask") and hasattr(array, "filled")
-    if not isinstance(shape, tuple) or not hasattr(array, "dtype") or has_mask:
+    # To look for what a tensor does not have takes as long as all other checks.
+    is_tensor = is_torch(array)
+    has_mask = not is_tensor and hasattr(array, "mask") and hasattr(array, "filled")
+    if not is_tensor and (not isinstance(shape, tuple) or not hasattr(array, "dtype") or has_mask):
         expected = "an array without a mask" if has_mask else "a torch tensor or an array"
         found = type(array).__name__
         raise ArgumentTypeError(f"`{argument}` has the wrong type: expected {expected}, found {found}", argument)
@@ -120,7 +122,8 @@ def _found(value: Any) -> str:
 def is_torch(array: Any) -> bool:
     """Whether it is a torch tensor."""
     torch: Any = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
+    # The first answers for nearly all tensors, in a fraction of the time.
+    return torch is not None and (type(array) is torch.Tensor or isinstance(array, torch.Tensor))
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str) -> Any:
@@ -144,9 +147,10 @@ def numpy_empty(shape: Sequence[int], dtype: str) -> Any:
 
 def rows_of(like: Any, rows: int, columns: int, dtype: str) -> Any:
     """A new matrix with a pitch of a multiple of 256 elements."""
-    for count, what in ((rows, "rows"), (columns, "columns")):
-        if count > MOST:
-            message = f"`logits` would be too large: expected up to {MOST} {what}, found {_found(count)}"
-            raise ArgumentError(message, "logits")
+    if rows > MOST or columns > MOST:
+        count, what = (rows, "rows") if rows > MOST else (columns, "columns")
+        message = f"`logits` would be too large: expected up to {MOST} {what}, found {_found(count)}"
+        raise ArgumentError(message, "logits")
     pitch = -(-columns // 256) * 256
-    return empty(like, (rows, pitch), dtype)[:, :columns]
+    whole = empty(like, (rows, pitch), dtype)
+    return whole if columns == pitch else whole[:, :columns]

@@ -53,12 +53,12 @@ def _logits_dtype(dtype: Any) -> str:
 
 def _is_flag(value: Any) -> bool:
     """Whether it is a bool, of Python or of numpy."""
-    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
+    return value is True or value is False or type(value).__name__ in ("bool", "bool_")
 
 
 def _is_integer(value: Any) -> bool:
     """Whether it is an integer, of Python or of numpy. An array is none: reading it would wait for the device."""
-    return not _is_flag(value) and isinstance(value, (int, numbers.Integral))
+    return type(value) is int or (not _is_flag(value) and isinstance(value, (int, numbers.Integral)))
 
 
 def _found(value: Any) -> str:
@@ -82,6 +82,8 @@ def _count(name: str, value: Any) -> int:
 
 def _merged(places: Tuple[Any, ...], names: Tuple[str, ...], named: Dict[str, Any]) -> Dict[str, Any]:
     """Arguments by place and by name together; those that are None count as not given."""
+    if not places:
+        return named
     if len(places) > len(names):
         found = f"{len(places)} of them"
         message = f"`{names[-1]}` is the last argument by place: expected up to {len(names)} there, found {found}"
