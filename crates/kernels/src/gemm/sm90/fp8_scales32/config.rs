@@ -64,7 +64,7 @@ impl Config {
     /// Registers of a consumer thread and of the others. With fewer accumulators there are more for the scales that scale
     /// producers hold.
     pub(super) fn registers(&self) -> [u32; 2] {
-        let moved = if self.shape().columns() > 64 { 16 } else { 64 };
+        let moved = if self.shape().columns() > 64 { 24 } else { 64 };
         [MATH_REGISTERS - 16 - moved, PRODUCER_REGISTERS + moved]
     }
 
