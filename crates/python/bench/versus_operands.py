@@ -118,7 +118,7 @@ def stacked(groups: list[Operand]) -> Operand:
 
 
 def joined(codes: list[torch.Tensor]) -> torch.Tensor:
-    """Codes one behind another."""
+    """Concatenated codes."""
     return torch.cat([x.flatten().view(torch.uint8) for x in codes]).view(E4M3)
 
 
@@ -223,7 +223,7 @@ class Accumulated(Case):
 
 @dataclass(frozen=True)
 class MGrouped(Case):
-    """Rows of each group by its own weights: groups one behind another, or masked, with room for ``capacity`` rows."""
+    """M-grouped GEMM, contiguous or masked with ``capacity`` rows: rows of each group by its own weights."""
 
     kind: str
     groups: int
@@ -302,7 +302,7 @@ class MGrouped(Case):
 
 @dataclass(frozen=True)
 class KGrouped(Case):
-    """D[g] += A[g] B[g]^T in FP32: groups along K, as of the gradients of weights."""
+    """K-grouped GEMM, D[g] += A[g] B[g]^T in FP32, as of the gradients of weights."""
 
     groups: int
     m: int

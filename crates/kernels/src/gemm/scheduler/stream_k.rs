@@ -18,7 +18,7 @@ use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
 
 /// K blocks that the main loop is unrolled by: parts of a tile are multiples of it.
 pub(crate) const UNIT: u32 = 2;
-/// Cost of leaving accumulators in the workspace, and of the fix-up, in K blocks of a 256x128 tile.
+/// Cost of leaving accumulators in the workspace, and of the fix-up, in K blocks of a 256x128 FP8 or 128x256 16-bit tile.
 const LEAVING: u32 = 6;
 const FIXUP: u32 = 6;
 
