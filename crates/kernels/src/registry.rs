@@ -47,21 +47,19 @@ pub enum KernelId {
 impl KernelId {
     /// Every kernel of an architecture: no call ever needs another.
     pub fn all(arch: Arch) -> impl Iterator<Item = KernelId> {
-        let gemm = GemmKernel::all(arch).map(KernelId::Gemm);
-        let quantize = quantize::Config::all().map(move |config| KernelId::Quantize(arch, config));
-        let attention = attention::Config::all(arch).map(KernelId::Attention);
-        let hyper_connection = hyper_connection::Config::all(arch).map(KernelId::HyperConnection);
-        gemm.chain([KernelId::Transpose(arch)])
-            .chain(quantize)
-            .chain(attention)
-            .chain(hyper_connection)
-            .chain([
-                KernelId::TransposeKGrouped(arch),
-                KernelId::UnpackScales(arch),
-                KernelId::PackScales(arch),
-            ])
-            .chain(moe::Config::all(arch).map(KernelId::MoeTopK))
-            .chain(exchange::Step::ALL.map(|step| KernelId::Exchange(arch, step)))
+        let mut all: Vec<KernelId> = GemmKernel::all(arch).map(KernelId::Gemm).collect();
+        all.push(KernelId::Transpose(arch));
+        all.extend(quantize::Config::all().map(|config| KernelId::Quantize(arch, config)));
+        all.extend(attention::Config::all(arch).map(KernelId::Attention));
+        all.extend(hyper_connection::Config::all(arch).map(KernelId::HyperConnection));
+        all.extend([
+            KernelId::TransposeKGrouped(arch),
+            KernelId::UnpackScales(arch),
+            KernelId::PackScales(arch),
+        ]);
+        all.extend(moe::Config::all(arch).map(KernelId::MoeTopK));
+        all.extend(exchange::Step::ALL.map(|step| KernelId::Exchange(arch, step)));
+        all.into_iter()
     }
 
     /// The architecture the kernel is written for.

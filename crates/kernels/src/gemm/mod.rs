@@ -32,6 +32,7 @@ pub mod transpose_k_grouped;
 pub mod unpack_scales;
 
 use std::ops::RangeInclusive;
+use std::sync::LazyLock;
 
 use crate::arch::Arch;
 use epilogue::fusion::Fusion;
@@ -173,11 +174,15 @@ pub trait KernelSpec {
 impl GemmKernel {
     /// Every GEMM kernel of an architecture: no shape ever needs another.
     pub fn all(arch: Arch) -> impl Iterator<Item = GemmKernel> {
-        let (sm90, sm100) = match arch {
-            Arch::Sm90a => (Some(sm90::Kernel::all().map(GemmKernel::Sm90)), None),
-            Arch::Sm100a => (None, Some(sm100::Kernel::all().map(GemmKernel::Sm100))),
+        static SM90: LazyLock<Vec<GemmKernel>> =
+            LazyLock::new(|| sm90::Kernel::all().map(GemmKernel::Sm90).collect());
+        static SM100: LazyLock<Vec<GemmKernel>> =
+            LazyLock::new(|| sm100::Kernel::all().map(GemmKernel::Sm100).collect());
+        let all = match arch {
+            Arch::Sm90a => &SM90,
+            Arch::Sm100a => &SM100,
         };
-        sm90.into_iter().flatten().chain(sm100.into_iter().flatten())
+        all.iter().copied()
     }
 
     /// The kernels of an architecture for plain dense GEMMs.

@@ -214,12 +214,19 @@ fn k_grouped_scaled() -> impl Iterator<Item = Kernel> {
 }
 
 impl Kernel {
-    /// Every kernel for Blackwell: no shape ever needs another.
+    /// Every kernel for Blackwell: no shape ever needs another. The type of one chained iterator would be the types of all
+    /// of these, by name in the debug information of each use.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let scaled = || scaled().flat_map(block_scaled).chain(k_grouped_scaled());
-        let kernels = || Operands::all().flat_map(f16).chain(scaled());
-        let layouts_and_types = fp8_layouts().chain(e5m2()).chain(tf32());
-        kernels().chain(layouts_and_types).chain(kernels().filter_map(claiming))
+        let mut all = Vec::new();
+        Operands::all().for_each(|operands| all.extend(f16(operands)));
+        scaled().for_each(|operands| all.extend(block_scaled(operands)));
+        all.extend(k_grouped_scaled());
+        let claiming: Vec<Kernel> = all.iter().copied().filter_map(claiming).collect();
+        all.extend(fp8_layouts());
+        all.extend(e5m2());
+        all.extend(tf32());
+        all.extend(claiming);
+        all.into_iter()
     }
 }
 

@@ -273,27 +273,32 @@ fn f16_summed() -> impl Iterator<Item = Kernel> {
 }
 
 impl Kernel {
-    /// Every GEMM kernel for Hopper.
+    /// Every GEMM kernel for Hopper. The type of one chained iterator would be the types of all of these, by name in the
+    /// debug information of each use.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let dense = fp8_dense().chain(f16_dense()).chain(f16_stream_k()).chain(fp8_e5m2());
         let m_grouped = fp8(FP8_M_GROUPED, Grouping::Rows, ScalesOfB::Blocks).map(Kernel::Fp8Persistent);
         let k_grouped = fp8(FP8_K_GROUPED, Grouping::K, ScalesOfB::Rows).map(Kernel::Fp8Persistent);
-        let fused = fp8_fused(Grouping::Dense).chain(f16_fused(Grouping::Dense)).chain(split_k_fused());
         let batched = fp8(FP8_BATCHED, Grouping::Rows, ScalesOfB::Blocks)
             .map(|config| Kernel::Fp8Persistent(fp8_persistent::Config { d_in_slabs: true, ..config }));
-        dense
-            .chain(m_grouped)
-            .chain(f16_m_grouped())
-            .chain(k_grouped)
-            .chain(f16_k_grouped())
-            .chain(fused)
-            .chain(f16_summed())
-            .chain(batched)
-            .chain(fp8_fused(Grouping::Rows))
-            .chain(f16_fused(Grouping::Rows))
-            .chain(fp8_scales32(FP8_SCALES32, Grouping::Dense))
-            .chain(fp8_scales32(FP8_SCALES32_M_GROUPED, Grouping::Rows))
-            .chain(fp8_mxfp4(Grouping::Dense))
-            .chain(fp8_mxfp4(Grouping::Rows))
+        let mut all: Vec<Kernel> = fp8_dense().collect();
+        all.extend(f16_dense());
+        all.extend(f16_stream_k());
+        all.extend(fp8_e5m2());
+        all.extend(m_grouped);
+        all.extend(f16_m_grouped());
+        all.extend(k_grouped);
+        all.extend(f16_k_grouped());
+        all.extend(fp8_fused(Grouping::Dense));
+        all.extend(f16_fused(Grouping::Dense));
+        all.extend(split_k_fused());
+        all.extend(f16_summed());
+        all.extend(batched);
+        all.extend(fp8_fused(Grouping::Rows));
+        all.extend(f16_fused(Grouping::Rows));
+        all.extend(fp8_scales32(FP8_SCALES32, Grouping::Dense));
+        all.extend(fp8_scales32(FP8_SCALES32_M_GROUPED, Grouping::Rows));
+        all.extend(fp8_mxfp4(Grouping::Dense));
+        all.extend(fp8_mxfp4(Grouping::Rows));
+        all.into_iter()
     }
 }
