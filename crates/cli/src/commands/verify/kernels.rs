@@ -1,7 +1,7 @@
 //! Checks of every kernel, forced: every launch, with shapes, groups, types and epilogues of all kinds.
 
 use oxigemm::plan::{self, GemmConfig};
-use oxigemm::{Addend, DType, Device, GemmOptions, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt};
+use oxigemm::{Addend, Arch, DType, Device, GemmOptions, m_grouped_nvfp4_gemm_nt, nvfp4_gemm_nt};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
@@ -26,8 +26,8 @@ pub fn checks(setup: &Setup) -> Vec<Check> {
     kernels.extend(
         GemmKernel::fused_m_grouped(arch).map(|config| (config, fused_grouped_kernel as KernelCheck)),
     );
-    // Every one of them is tried as a test of the library too.
-    let few = setup.is_thrifty();
+    // Every one of them is tried as a test of the library too. Those of tensor memory have large tiles.
+    let few = setup.is_thrifty() && arch != Arch::Sm90a;
     let check = |(i, (config, check)): (usize, (GemmKernel, KernelCheck))| {
         let plain_nvfp4 = operands_of(&config).0.is_nvfp4() && config.fusion() == Fusion::None;
         let check = if plain_nvfp4 { without_factor } else { check };
@@ -126,8 +126,7 @@ fn dense_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
     cases.extend(fitting(setup, config, &case)?.into_iter().map(|choice| (case.clone(), by(choice))));
     // The simulator takes its time for each; three and thirteen have nothing in common with the lists above.
     let step = match (simulated, setup.quick) {
-        _ if setup.is_thrifty() => 29,
-        (true, true) => 13,
+        (true, true) => 29,
         (true, false) | (false, true) => 3,
         (false, false) => 1,
     };
@@ -170,8 +169,7 @@ fn m_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure
     let step = match (setup.device.as_cuda().is_some(), setup.quick) {
         (true, _) => 1,
         (false, false) => 3,
-        (false, true) if setup.is_thrifty() => 29,
-        (false, true) => 13,
+        (false, true) => 29,
     };
     gemms(setup, cases.into_iter().step_by(step))
 }
@@ -192,8 +190,7 @@ fn summed_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
     ensure(cases.len() > 12, || format!("only {} launches fit", cases.len()))?;
     // The simulator takes its time for each.
     let step = match (simulated, setup.quick) {
-        _ if setup.is_thrifty() => 31,
-        (true, true) => 11,
+        (true, true) => 31,
         (true, false) => 4,
         (false, _) => 1,
     };
@@ -219,8 +216,7 @@ fn k_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure
     let step = match (setup.device.as_cuda().is_some(), setup.quick) {
         (true, _) => 1,
         (false, false) => 5,
-        (false, true) if setup.is_thrifty() => 31,
-        (false, true) => 11,
+        (false, true) => 31,
     };
     gemms(setup, cases.into_iter().step_by(step))
 }
@@ -240,7 +236,7 @@ fn fused_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
             cases.push((case, by(choice)));
         }
     }
-    gemms(setup, cases)
+    gemms(setup, setup.thinned(cases))
 }
 
 /// Epilogues and groups of all kinds.
@@ -262,7 +258,7 @@ fn fused_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Fai
             cases.push((case, by(choice)));
         }
     }
-    gemms(setup, cases)
+    gemms(setup, setup.thinned(cases))
 }
 
 /// NVFP4 whose tensors have no scales, compared with the CPU: a factor takes a fused epilogue.
@@ -317,7 +313,6 @@ pub fn of_each_fp8_kernel(setup: &Setup, e5m2: bool) -> Result<Vec<(GemmCase, Ge
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxigemm::Arch;
 
     #[test]
     fn grouped_kernels_are_persistent() {

@@ -174,9 +174,10 @@ impl Setup {
         }
     }
 
-    /// Whether the simulator should be asked for little: it computes whole tiles, and those of tensor memory are large.
+    /// Whether the simulator should be asked for little: it computes whole tiles, and tests of the library run every kernel
+    /// in it with more cases.
     fn is_thrifty(&self) -> bool {
-        self.quick && self.device.as_sim().is_some() && self.arch() != Arch::Sm90a
+        self.quick && self.device.as_sim().is_some()
     }
 
     /// Some of the cases, where the simulator should be asked for little.
@@ -190,7 +191,7 @@ impl Setup {
         let part = match (&self.device, self.quick) {
             (Device::Cuda(_), false) => 1,
             (Device::Cuda(_), true) => 5,
-            (Device::Sim(_), true) if self.is_thrifty() => 60,
+            (Device::Sim(_), true) => 60,
             (Device::Sim(_), false) => 3,
             (_, false) => 5,
             (_, true) => 20,
@@ -201,8 +202,7 @@ impl Setup {
     /// Multiplications of one case: the reference has to compute them too, and the simulator one by one.
     fn largest(&self) -> usize {
         match (&self.device, self.quick) {
-            (Device::Sim(_), true) if self.is_thrifty() => 1_000_000,
-            (Device::Sim(_), true) => 4_000_000,
+            (Device::Sim(_), true) => 1_000_000,
             (Device::Sim(_), false) => 20_000_000,
             _ => 100_000_000,
         }
