@@ -3,7 +3,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OXIGEMM_PTXAS="${OXIGEMM_PTXAS:-$(tools/ptxas.sh)}"
+# The first time this waits for downloads, which nothing below needs soon. tools/python.sh reports what fails.
+tools/python_environment.sh >/dev/null 2>&1 &
+environment=$!
 cargo test --workspace --locked --no-fail-fast
+wait "$environment" || true
 # These take minutes and hardly more than a core each: side by side, the checks in two parts. The program is the one that the tests ran:
 # `cargo run` of one package has other features of shared crates, and would build them all again.
 reports=$(mktemp -d)
