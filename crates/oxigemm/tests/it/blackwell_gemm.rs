@@ -1,10 +1,12 @@
 //! Blackwell's GEMM kernels in the simulator: whatever the schedule, the same bits, no hazard, and the product.
 //!
-//! Every kernel runs under an eager, a lazy and a random schedule; one of each kind under all ten. Over the set the cases
+//! Every kernel runs under an eager, a lazy and a random schedule; one of each kind under five. Over the set the cases
 //! have every output type, addend, split of K, cluster and layout of groups.
 
 use crate::common::blackwell::{config_of, every_schedule_gives_the_same_bits};
-use crate::common::{AddendKind, BF16, EpilogueSpec, FP16, GroupLayout, one_policy, schedules};
+use crate::common::{
+    AddendKind, BF16, EpilogueSpec, FP16, GroupLayout, one_policy, schedules, some_schedules,
+};
 use oxigemm::DType;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm_kernels::Arch;
@@ -49,7 +51,7 @@ fn every_second_dense_kernel_of_16_bit_operands() {
 }
 
 #[test]
-fn one_kernel_of_each_kind_under_ten_schedules() {
+fn one_kernel_of_each_kind_under_five_schedules() {
     for (nth, name) in [
         "sm100_bf16_persistent_nt_256x128_s8_c2x1",
         "sm100_bf16_persistent_nt_128x64_s8_c1x1",
@@ -62,7 +64,7 @@ fn one_kernel_of_each_kind_under_ten_schedules() {
     {
         let config = plan::parse(name).expect("the name of a configuration");
         let case = dense(&config.kernel, nth).0;
-        every_schedule_gives_the_same_bits(&case, config, schedules());
+        every_schedule_gives_the_same_bits(&case, config, some_schedules());
     }
 }
 

@@ -47,7 +47,7 @@ fn part_of_the_set(part: usize, parts: usize) {
     let sim = Sim::new();
     let kernels = GemmKernel::dense(Arch::Sm90a).enumerate().filter_map(|(i, config)| small(i, config));
     for (i, (choice, case)) in kernels.skip(part).step_by(parts).enumerate() {
-        every_schedule_gives_the_same_bits(case, choice, in_turn(i, 4), &sim);
+        every_schedule_gives_the_same_bits(case, choice, in_turn(i, 2), &sim);
     }
 }
 
