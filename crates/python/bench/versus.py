@@ -37,7 +37,12 @@ from versus_tables import Result, Run, merged, progress, tables
 DEVICE = "cuda"
 #: The calls whose mean counts. As many before them do not count.
 CALLS = 20
+#: Calls of which the host's time is taken: at most so many, those that the GPU needs this long for, at least so many.
 HOST_CALLS = 200
+HOST_GPU_US = 20_000
+LEAST_HOST_CALLS = 20
+#: Cases from one calibration to the next. Its time differs by less than 1% between them.
+CALIBRATION_EVERY = 10
 FLUSH_BYTES = 4 << 30
 #: The time that each kernel of such a fill takes at least; torch fills memory in parts.
 FLUSH_US = 100
@@ -129,15 +134,16 @@ class Clock:
             raise CaseError(f"expected {2 * calls} calls, the profiler has seen {len(times)}, among {names}")
         return sum(times[calls:]) / calls
 
-    def host_us(self, run: Callable[[], Any]) -> float:
-        """Microseconds of the host in a call, of many that are queued."""
+    def host_us(self, run: Callable[[], Any], kernels_us: float) -> float:
+        """Microseconds of the host in a call, of many that are queued, whose kernels take so long each."""
+        calls = min(max(int(HOST_GPU_US / kernels_us), LEAST_HOST_CALLS), HOST_CALLS)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(HOST_CALLS):
+        for _ in range(calls):
             run()
         taken = time.perf_counter() - start
         torch.cuda.synchronize()
-        return taken / HOST_CALLS * 1e6
+        return taken / calls * 1e6
 
     def calibration_us(self) -> float:
         """The calibration GEMM: FP8 by cuBLASLt, 4096^3."""
@@ -159,7 +165,9 @@ def difference(x: torch.Tensor, y: torch.Tensor) -> float:
     return 1 - 2 * product / norm if norm else 0.0
 
 
-def measure(result: Result, case: Case, sides: dict[str, Any], clock: Any, rounds: int) -> None:
+def measure(
+    result: Result, case: Case, sides: dict[str, Any], clock: Any, rounds: int, calibrates: bool = True
+) -> None:
     """The measurement of a case: both sides are called, compared with the reference, and timed in turn."""
     torch.manual_seed(0)
     with errors_of("operands"):
@@ -176,8 +184,9 @@ def measure(result: Result, case: Case, sides: dict[str, Any], clock: Any, round
             if not found <= LARGEST_DIFFERENCE:
                 raise CaseError(f"differs from the reference by {found:.1e}, expected {LARGEST_DIFFERENCE} at most")
     del reference
-    with errors_of("calibration"):
-        result.calibration_us = round(clock.calibration_us(), 2)
+    if calibrates:
+        with errors_of("calibration"):
+            result.calibration_us = round(clock.calibration_us(), 2)
     times: dict[str, list[float]] = {side: [] for side in sides}
     for side in list(sides) * rounds:
         with errors_of(side):
@@ -185,7 +194,8 @@ def measure(result: Result, case: Case, sides: dict[str, Any], clock: Any, round
     for side in sides:
         setattr(result, f"{side}_us", round(min(times[side]), 3))
         with errors_of(side):
-            setattr(result, f"{side}_host_us", round(clock.host_us(calls[side].run), 2))
+            host_us = clock.host_us(calls[side].run, min(times[side]))
+            setattr(result, f"{side}_host_us", round(host_us, 2))
     ours = min(times["ours"])
     result.ratio = round(min(times["peer"]) / ours, 4)
     result.tflops, result.gbs = round(problem.flops / ours / 1e6, 1), round(problem.bytes / ours / 1e3, 1)
@@ -279,7 +289,8 @@ def timed(arguments: argparse.Namespace) -> Run:
             if arguments.warm:
                 call_once(case, peer)
             else:
-                measure(result, case, {"peer": peer, "ours": ours}, clock, arguments.rounds)
+                calibrates = place % CALIBRATION_EVERY == 1
+                measure(result, case, {"peer": peer, "ours": ours}, clock, arguments.rounds, calibrates)
         except CaseError as error:
             result.error = str(error)
         run.cases.append(result)

@@ -172,7 +172,7 @@ class FakeClock:
         self.called.append(run)
         return next(self.times)
 
-    def host_us(self, run):
+    def host_us(self, run, kernels_us):
         return 3.0
 
     def calibration_us(self):
@@ -208,6 +208,15 @@ def test_the_sides_take_turns_and_the_better_round_counts(on_the_cpu):
     assert clock.called[0] is clock.called[2] and clock.called[1] is clock.called[3]
     assert clock.called[0] is not clock.called[1] and result.is_timed
     assert result.ours_diff < 1e-5 and result.ours_host_us == 3.0
+
+
+def test_most_cases_have_no_calibration_of_their_own(on_the_cpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(versus, "model_cases", lambda seed, count: [operands.Dense(m, 128, 128) for m in range(1, 13)])
+    monkeypatch.setattr(versus, "imported", lambda name: product(1))
+    path = str(tmp_path / "run")
+    assert versus.main(["peer", "--seeds", "1", "--json", path]) == 0
+    run = tables.Run.read(path)
+    assert [case.index for case in run.cases if case.calibration_us is not None] == [0, 10]
 
 
 @pytest.mark.parametrize(
