@@ -43,6 +43,12 @@ calls() {
         echo "gemm --op fp8 -m $m -n 512 -k 1024 --runs 0"
         echo "gemm --op bf16 -m $m -n 512 -k 1024 --runs 0"
     done
+    for tile in 128x128_s6_c1x1 128x256_s3_c1x1; do
+        echo "gemm --op bf16 -m 500 -n 700 -k 1000 --num-sms 8 --choice sm90_bf16_persistent_stream_k_nt_$tile --runs 0"
+    done
+    for op in fp8-contiguous fp8-masked; do
+        echo "gemm --op $op --groups 5 -m 200 -n 512 -k 1024 --runs 0"
+    done
     echo "gemm --op fp8-1d1d -m 300 -n 512 -k 1024 --runs 0"
     for op in fp8-fp4 fp8-fp4-contiguous fp8-fp4-masked; do
         for m in 3 70 300; do

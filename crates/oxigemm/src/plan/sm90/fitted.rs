@@ -71,7 +71,8 @@ pub(super) struct Work {
     pub prefetches: bool,
 }
 
-/// Dense FP8 GEMMs with 1x128 and 128x128 scales.
+/// Dense FP8 GEMMs with 1x128 and 128x128 scales. The efficiency of 64x256 is that of a later sweep (299 problems), with
+/// which plans lose the least to the best.
 pub(super) const FP8: Fitted = Fitted {
     start: 3.80,
     prefetch_gain: 1.00,
@@ -83,7 +84,7 @@ pub(super) const FP8: Fitted = Fitted {
     tiles: &[
         block(64, 64, [0.604, 0.005, 0.53, 0.714]),
         block(64, 128, [0.998, 0.168, 0.46, 1.000]),
-        block(64, 256, [1.176, 0.210, 0.20, 1.000]),
+        block(64, 256, [1.000, 0.210, 0.20, 1.000]),
         block(128, 96, [0.814, 0.006, 0.14, 0.756]),
         block(128, 112, [0.911, 0.271, 0.37, 0.822]),
         block(128, 128, [0.967, 0.211, 0.29, 0.876]),
@@ -160,8 +161,8 @@ pub(super) const FP8_MASKED: Fitted = Fitted {
     ],
 };
 
-/// Dense GEMMs of 16-bit operands. Tiles of 128x64 and 128x96 are counted between their neighbours and not fitted: the
-/// first reads as much shared memory for each MMA as 64x128 does.
+/// Dense GEMMs of 16-bit operands. The efficiency of 128x64 and 128x96 and the memory of 64x128 are those of a later sweep
+/// (157 problems) with which plans lose the least to the best.
 pub(super) const F16: Fitted = Fitted {
     start: 2.87,
     prefetch_gain: 0.63,
@@ -171,9 +172,9 @@ pub(super) const F16: Fitted = Fitted {
     read_again: 0.43,
     sharpness: 4.0,
     tiles: &[
-        block(64, 128, [1.021, 0.052, 0.00, 1.000]),
-        block(128, 64, [1.021, 0.052, 0.00, 0.750]),
-        block(128, 96, [1.100, 0.030, 0.03, 0.760]),
+        block(64, 128, [1.021, 0.052, 0.00, 0.900]),
+        block(128, 64, [0.700, 0.052, 0.00, 0.750]),
+        block(128, 96, [0.900, 0.030, 0.03, 0.760]),
         block(128, 128, [1.158, 0.013, 0.05, 0.766]),
         block(128, 144, [1.155, 0.015, 0.11, 0.785]),
         block(128, 176, [1.126, 0.031, 0.33, 0.854]),
