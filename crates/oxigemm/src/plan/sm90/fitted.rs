@@ -97,8 +97,9 @@ pub(super) const FP8: Fitted = Fitted {
     ],
 };
 
-/// Batches of FP8 GEMMs; the start includes building the table of groups.
-pub(super) const FP8_BATCHED: Fitted = Fitted {
+/// Batches of FP8 GEMMs, and m-grouped ones whose groups have slabs of their own; the start includes reading the group layout
+/// and building the table.
+pub(super) const FP8_SLABS: Fitted = Fitted {
     start: 6.40,
     prefetch_gain: 0.0,
     memory: 4.30e6,
@@ -137,27 +138,6 @@ pub(super) const FP8_CONTIGUOUS: Fitted = Fitted {
         block(128, 192, [0.820, 0.326, 1.10, 0.897]),
         block(256, 128, [0.869, 0.849, 0.51, 0.809]),
         cluster(256, 128, [1.250, 0.746, 0.26, 0.654]),
-    ],
-};
-
-/// M-grouped FP8 GEMMs whose groups have slabs of their own.
-pub(super) const FP8_MASKED: Fitted = Fitted {
-    start: 4.46,
-    prefetch_gain: 0.0,
-    memory: 4.80e6,
-    l2: 43.9e6,
-    partial_wave: 0.98,
-    read_again: 0.0,
-    sharpness: 2.8,
-    tiles: &[
-        block(64, 64, [0.977, 0.213, 0.35, 1.010]),
-        block(64, 96, [1.178, 0.290, 0.20, 0.930]),
-        block(64, 128, [1.167, 0.339, 0.39, 0.998]),
-        block(64, 256, [1.136, 0.578, 0.39, 1.050]),
-        block(128, 128, [0.824, 0.407, 0.16, 1.050]),
-        block(128, 192, [1.250, 0.491, 0.85, 0.949]),
-        block(256, 128, [0.657, 0.515, 0.56, 1.050]),
-        cluster(256, 128, [0.723, 0.580, 0.55, 0.948]),
     ],
 };
 

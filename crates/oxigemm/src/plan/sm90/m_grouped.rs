@@ -11,11 +11,8 @@ use super::{Speeds, Tile, fitted};
 
 /// Rows that a group may turn out to have, in parts of what is expected: tokens are not routed evenly.
 pub(super) const SPREAD: [f64; 9] = [0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5];
-/// The same where groups have slabs of their own and FP8 rows: what is expected comes from the caller there, who knows less
-/// than the total of all rows, and problems of which half had a few hot groups were planned best by these.
-const SPREAD_OF_SLABS: [f64; 9] = [0.3, 0.45, 0.6, 0.7, 0.8, 0.95, 1.15, 1.5, 2.5];
 /// Those of a batch.
-const EQUAL: [f64; 1] = [1.0];
+pub(super) const EQUAL: [f64; 1] = [1.0];
 /// Reading the group layout, building the table and looking tiles up, with 16-bit operands and a fused epilogue.
 const GROUP_TABLE_F16: f64 = 4.4;
 /// Part of a group's B that is read again where two clusters multiply it one after the other, of 16-bit operands.
@@ -25,33 +22,18 @@ const READ_AGAIN_F16: f64 = 0.12;
 const F16: Speeds =
     Speeds { tensor: 12.69e6, memory: 3.95e6, l2: 11.1e6, feed: 124e3, output: 121e3, start: 3.92 };
 
-/// How the rows of groups are known.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Groups {
-    /// Expected, and those of each group known to the device alone.
-    Rows,
-    /// A batch: all have the same.
-    Batch,
-}
-
-/// An m-grouped GEMM or a batch in so many passes. A fused epilogue takes the time of some output, alike for all
-/// configurations.
+/// An m-grouped GEMM or a batch in so many passes, whose groups have these parts of the expected rows. A fused epilogue takes
+/// the time of some output, alike for all configurations.
 pub(super) fn estimate(
     config: &GemmConfig,
     shape: &MGroupedShape,
-    groups_are: Groups,
+    spread: &[f64],
     passes: u32,
     limits: &Limits,
 ) -> Cost {
     let (tile, [cluster_m, _]) = (Tile::of(config), config.cluster);
     let is_fp8 = tile.operands.is_fp8();
     let scales_of_32 = tile.operands.has_scales_of_32();
-    let of_slabs = is_fp8 && !scales_of_32 && shape.slabs > 1;
-    let spread: &[f64] = match groups_are {
-        Groups::Batch => &EQUAL,
-        Groups::Rows if of_slabs => &SPREAD_OF_SLABS,
-        Groups::Rows => &SPREAD,
-    };
     let rows = f64::from(shape.expected.max(1));
     let high = f64::from(tile.m * cluster_m);
     // Tiles of a group along M, and the rows that are multiplied in parts of theirs, on average.
@@ -71,11 +53,9 @@ pub(super) fn estimate(
     let (b_bytes, k_blocks) = (groups * rows_of_b * k * bytes, config.k_blocks(shape.k) * passes);
     let others = groups * rows * (k * bytes + 2.0 * n);
     let constants = match is_fp8 {
-        true => (!scales_of_32).then_some(match groups_are {
-            Groups::Batch => &fitted::FP8_BATCHED,
-            Groups::Rows if of_slabs => &fitted::FP8_MASKED,
-            Groups::Rows => &fitted::FP8_CONTIGUOUS,
-        }),
+        true if scales_of_32 => None,
+        true if shape.slabs > 1 => Some(&fitted::FP8_SLABS),
+        true => Some(&fitted::FP8_CONTIGUOUS),
         false => (config.kernel.fusion() == Fusion::None).then_some(&fitted::F16_M_GROUPED),
     };
     if let Some(constants) = constants {

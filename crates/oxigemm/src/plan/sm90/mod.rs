@@ -40,10 +40,10 @@ pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limi
             dense(config, request.shape.gemm(request.operands), limits)
         }
         PlanShape::Batched(shape) => {
-            m_grouped::estimate(config, &shape, m_grouped::Groups::Batch, request.passes(config), limits)
+            m_grouped::estimate(config, &shape, &m_grouped::EQUAL, request.passes(config), limits)
         }
         PlanShape::MGrouped(shape) => {
-            m_grouped::estimate(config, &shape, m_grouped::Groups::Rows, request.passes(config), limits)
+            m_grouped::estimate(config, &shape, &m_grouped::SPREAD, request.passes(config), limits)
         }
         PlanShape::KGrouped(shape) => k_grouped(config, &shape, limits),
     }
