@@ -97,9 +97,9 @@ pub(super) const FP8: Fitted = Fitted {
     ],
 };
 
-/// Batches of FP8 GEMMs, and m-grouped ones whose groups have slabs of their own; the start includes reading the group layout
-/// and building the table.
-pub(super) const FP8_SLABS: Fitted = Fitted {
+/// Batches of FP8 GEMMs, m-grouped ones whose groups have slabs of their own, and all m-grouped ones with a fused epilogue; the
+/// start includes reading the group layout and building the table.
+pub(super) const FP8_M_GROUPED: Fitted = Fitted {
     start: 6.40,
     prefetch_gain: 0.0,
     memory: 4.30e6,
@@ -119,7 +119,7 @@ pub(super) const FP8_SLABS: Fitted = Fitted {
     ],
 };
 
-/// M-grouped FP8 GEMMs whose groups lie in one slab. (A fit of their problems and of those of slabs together: alone, the
+/// M-grouped contiguous FP8 GEMMs without a fused epilogue. (A fit of their problems and of those of slabs together: alone, the
 /// problems held out lost more.)
 pub(super) const FP8_CONTIGUOUS: Fitted = Fitted {
     start: 5.82,

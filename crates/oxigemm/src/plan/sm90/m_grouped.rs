@@ -52,11 +52,12 @@ pub(super) fn estimate(
     let bytes = f64::from(tile.operands.element_bytes());
     let (b_bytes, k_blocks) = (groups * rows_of_b * k * bytes, config.k_blocks(shape.k) * passes);
     let others = groups * rows * (k * bytes + 2.0 * n);
+    let (plain, contiguous) = (config.kernel.fusion() == Fusion::None, shape.slabs < shape.groups);
     let constants = match is_fp8 {
         true if scales_of_32 => None,
-        true if shape.slabs > 1 => Some(&fitted::FP8_SLABS),
-        true => Some(&fitted::FP8_CONTIGUOUS),
-        false => (config.kernel.fusion() == Fusion::None).then_some(&fitted::F16_M_GROUPED),
+        true if plain && contiguous => Some(&fitted::FP8_CONTIGUOUS),
+        true => Some(&fitted::FP8_M_GROUPED),
+        false => plain.then_some(&fitted::F16_M_GROUPED),
     };
     if let Some(constants) = constants {
         let work = fitted::Work {

@@ -124,8 +124,8 @@ pub(super) fn dense(config: &GemmConfig, shape: GemmShape, limits: &Limits) -> C
         };
         let constants = if tile.promotes() { &fitted::FP8 } else { &fitted::F16 };
         if let Some(cost) = constants.estimate(config, &work, limits) {
-            let is_stream_k = config.is_stream_k() && !tile.promotes();
-            return if is_stream_k { cost.later(STREAM_K_F16 * cost.us) } else { cost };
+            let later = if config.is_stream_k() && !tile.promotes() { STREAM_K_F16 } else { 0.0 };
+            return cost.later(later * cost.us);
         }
     }
     let efficiency = efficiency(&tile);
